@@ -16,7 +16,7 @@ local M = {}
 ---@return { prefill: number, decode: number, whole: number, events: table[] }
 function M.measure(group, model, prompt, options)
   local who = "decoding.measure"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   expect(who, "model", model, "a module")
   if not ty.is_tensor(prompt) or prompt.ndim ~= 2 or prompt:numel() == 0 then
     fail("%s: prompt: expected i64 [n, t], got %s", who, arguments.describe(prompt))

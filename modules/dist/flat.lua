@@ -88,13 +88,13 @@ function Flat:go(ways, here, ask)
   local wide = self.padded // self.shards
   self.shard = ty.keep(ty.scope(function() return whole:narrow(0, self.own_shard * wide, wide):clone() end))
   whole:free()
-  self.stubs = {}
+  self.away = {}
   for i, p in ipairs(self.parameters) do
-    local stub = ty.keep(ty.empty(p.shape, { dtype = p.dtype, device = "meta" }))
-    tier.exchange(p, stub)
-    stub:free() -- with what was the parameter's
-    self.stubs[i] = tier.memory_of(p)
-    absent.left(self.stubs[i], self)
+    local nothing = ty.keep(ty.empty(p.shape, { dtype = p.dtype, device = "meta" }))
+    tier.exchange(p, nothing)
+    nothing:free() -- it has what was the parameter's now
+    self.away[i] = tier.memory_of(p)
+    absent.left(self.away[i], self)
   end
 end
 
@@ -112,7 +112,7 @@ function Flat:need()
   self.work:wait()
   self.values, self.coming, self.work = self.coming, nil, nil
   self.held = {}
-  for _, memory in ipairs(self.stubs) do absent.returned(memory) end
+  for _, memory in ipairs(self.away) do absent.returned(memory) end
   ty.no_grad(each, self, self.values, function(part, p, i)
     tier.exchange(p, part)
     self.held[i] = ty.keep(part) -- the memory that stands for what is away
@@ -130,7 +130,7 @@ function Flat:release()
   for i, p in ipairs(self.parameters) do
     tier.exchange(p, self.held[i])
     self.held[i]:free()
-    absent.left(self.stubs[i], self)
+    absent.left(self.away[i], self)
   end
   self.held = nil
   drop(self, "values")

@@ -8,9 +8,7 @@ local Group = require "tycho.dist.group"
 local M = {}
 
 local function check(who, group, x, dim)
-  if getmetatable(group) ~= Group then
-    arguments.fail("dist.%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect("dist." .. who, group)
   arguments.expect("dist." .. who, "x", x, "a tensor")
   arguments.expect("dist." .. who, "dim", dim, "an integer or nil")
 end

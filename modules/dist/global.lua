@@ -42,7 +42,7 @@ Global.__name = "GlobalTensor"
 ---@return RankAxes
 function M.axes(group, sizes)
   local who = "dist.global.axes"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, describe(group)) end
+  Group.expect(who, group)
   expect(who, "sizes", sizes, "a list of integers or nil")
   local self = setmetatable({ groups = {} }, Axes)
   if not sizes then

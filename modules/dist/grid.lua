@@ -17,9 +17,7 @@ local Group = require "tycho.dist.group"
 ---@return RankGrid
 return function(group, sizes)
   local who = "dist.grid"
-  if getmetatable(group) ~= Group then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect(who, group)
   local o = arguments.read(who, sizes, { tensor = 1, pipeline = 1, data = 1 },
     { tensor = "an integer in [1, 1024]", pipeline = "an integer in [1, 1024]", data = "an integer in [1, 1024]" })
   if o.tensor * o.pipeline * o.data ~= group.size then

@@ -32,6 +32,14 @@ function Group.of(comm, first)
   return self
 end
 
+--- Raises unless a value is a group of ranks; for functions that take one.
+---@param who string  the function
+---@param group any
+function Group.expect(who, group)
+  expect("RankGroup.expect", "who", who, "a string")
+  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+end
+
 -- ---- events ----
 
 --- From now on every exchange and every span of the rank is kept in the events of the group of all ranks.
@@ -71,7 +79,7 @@ end
 -- ---- collectives ----
 
 local function check(self, who, x)
-  if getmetatable(self) ~= Group then fail("RankGroup:%s: expected a group, got %s", who, arguments.describe(self)) end
+  Group.expect("RankGroup:" .. who, self)
   if x ~= nil or who ~= "barrier" then expect("RankGroup:" .. who, "x", x, "a tensor") end
 end
 
@@ -271,7 +279,7 @@ end
 ---@param tag? integer
 ---@return tensor  on the CPU, in the shape and dtype of what was sent
 function Group:receive(from, tag)
-  if getmetatable(self) ~= Group then fail("RankGroup:receive: expected a group, got %s", arguments.describe(self)) end
+  Group.expect("RankGroup:receive", self)
   rank_of(self, "receive", from)
   expect("RankGroup:receive", "tag", tag, "an integer or nil")
   local began = self.comm:clock()
@@ -289,7 +297,7 @@ end
 ---@param key? integer   (the rank)
 ---@return RankGroup|nil
 function Group:split(color, key)
-  if getmetatable(self) ~= Group then fail("RankGroup:split: expected a group, got %s", arguments.describe(self)) end
+  Group.expect("RankGroup:split", self)
   expect("RankGroup:split", "color", color, "an integer")
   expect("RankGroup:split", "key", key, "an integer or nil")
   local ok, comm = pcall(self.comm.split, self.comm, color, key or self.rank)

@@ -21,12 +21,6 @@ local OUTER = {
 
 local METHODS = '"data parallel" or "local SGD" or "DiLoCo" or "NoLoCo" or "CO2"'
 
-local function check_group(who, group)
-  if getmetatable(group) ~= Group then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
-end
-
 -- The arguments of recipes that train so: besides these they have steps, and every, those of a round.
 M.arguments = {
   { "ranks", 4, "replicas", least = 2 },
@@ -70,7 +64,7 @@ function M.train(group, work, options)
     { method = METHODS, outer = "a table",
       rate = "a finite number >= 0", steps = "an integer >= 1", every = "an integer >= 1", batch = "an integer >= 1",
       seed = "an integer", snapshots = "an integer >= 0", curve = "an integer >= 0", beta1 = "a number in [0, 1)" })
-  check_group(who, group)
+  Group.expect(who, group)
   local model = workload.model(work, o.seed)
   local parameters = model:parameters()
   local inner = ty.optim.AdamW(parameters, { lr = o.rate, beta1 = o.beta1, clip_norm = 1, weight_decay = 0,
@@ -182,7 +176,7 @@ function M.pace(group, options)
     { method = METHODS, weights = "an integer >= 1", rounds = "an integer >= 1",
       round_seconds = "a finite number >= 0", every = "an integer >= 1", jitter = "a finite number >= 0",
       late = "a finite number >= 0", seed = "an integer" })
-  check_group(who, group)
+  Group.expect(who, group)
   local x, exchanges = ty.zeros(o.weights), OUTER[o.method] and 1 or o.every
   local outer = OUTER[o.method] and OUTER[o.method](group, { x }, {})
   local began, waited = group:clock(), 0

@@ -36,7 +36,8 @@ SlowWeights.__index = SlowWeights
 ---@param group RankGroup
 ---@param parameters Tensor[]  of one dtype
 function M.slow_weights(who, class, group, parameters)
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  expect("dist.local_updates.slow_weights", "who", who, "a string")
+  Group.expect(who, group)
   expect(who, "parameters", parameters, "a list of tensors")
   if #parameters == 0 then fail("%s: parameters: expected at least one, got none", who) end
   local flat = gradients.buckets(parameters, { bytes = math.maxinteger, order = "forward" })

@@ -99,7 +99,7 @@ end
 ---@return ZeroEngine
 function M.new(group, model, options)
   local who = "dist.low_bandwidth"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   arguments.expect(who, "model", model, "a module")
   local o = arguments.read(who, options, defaults, kinds)
   o.per_node = o.per_node or group.size

@@ -68,7 +68,7 @@ Watch.__name = "MonitorWatch"
 ---@return MonitorWatch
 function M.watch(group, board, options)
   local who = "dist.monitor.watch"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   check_board(who, board)
   if board.came.shape[1] ~= group.size then
     fail("%s: board: expected one for %d ranks, got one for %d", who, group.size, board.came.shape[1])

@@ -49,9 +49,7 @@ end
 ---@return Tensor|nil weights  of the first rank, flat
 function M.train(group, watch, machine, work, options)
   local who = "dist.monitored_training"
-  if getmetatable(group) ~= Group then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect(who, group)
   arguments.expect(who, "watch", watch, "a table")
   local none = arguments.none
   local o = arguments.read(who, options, { folder = none, steps = 40, every = 10, batch = 8, rate = 3e-3, seed = 0,

@@ -10,7 +10,7 @@ local Group = require "tycho.dist.group"
 local buckets = require("tycho.dist.gradients").buckets
 local sign_mean = require "tycho.dist.sign_mean"
 
-local expect, fail = arguments.expect, arguments.fail
+local expect = arguments.expect
 local M = {}
 
 --- What dist.onebit_adam makes.
@@ -41,7 +41,7 @@ local kinds = { lr = "a finite number >= 0", beta1 = "a number in [0, 1)", beta2
 ---@return OnebitAdam
 function M.new(group, parameters, options)
   local who = "dist.onebit_adam"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   expect(who, "parameters", parameters, "a module or a list of tensors")
   local o = arguments.read(who, options, defaults, kinds)
   local list = arguments.is_module(parameters) and parameters:parameters() or parameters

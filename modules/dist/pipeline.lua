@@ -132,9 +132,7 @@ end
 ---@return Pipeline
 function M.new(group, layers, options)
   local who = "dist.pipeline.new"
-  if getmetatable(group) ~= Group then
-    fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect(who, group)
   expect(who, "layers", layers, "a list of modules")
   local none = arguments.none
   local o = arguments.read(who, options,

@@ -50,9 +50,7 @@ function Busy:forward(x) return self.pass(self.linear(x)) end
 ---@return Module[]
 function M.busy_layers(group, count, width, seconds)
   local who = "dist.pipeline_trial.busy_layers"
-  if getmetatable(group) ~= Group then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect(who, group)
   arguments.expect(who, "count", count, "an integer >= 1")
   arguments.expect(who, "width", width, "an integer >= 1")
   arguments.expect(who, "seconds", seconds, "a finite number >= 0")

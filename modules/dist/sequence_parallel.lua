@@ -180,10 +180,6 @@ local by_scores = ty.custom_op {
 
 local forms = { blocks = by_blocks, scores = by_scores }
 
-local function check_group(who, group)
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, describe(group)) end
-end
-
 --- Attention of sequences of which each rank has as many positions, those of rank 0 first. options: causal (true),
 -- scale (0: 1/sqrt(d)), form ("blocks": the keys and values of a rank at a time, joined by their log-sum-exps, of which
 -- nothing is kept; "scores": all scores [t, ranks * t] of the rank's queries, then their softmax, as the paper has it).
@@ -195,7 +191,7 @@ end
 ---@return Tensor   [b, h, t, dv]
 function M.attention(group, q, k, v, options)
   local who = "dist.ring_attention"
-  check_group(who, group)
+  Group.expect(who, group)
   for name, x in pairs { q = q, k = k, v = v } do
     if not ty.is_tensor(x) or x.ndim ~= 4 then
       fail("%s: %s: expected a tensor of 4 dimensions, got %s", who, name, describe(x))
@@ -311,7 +307,7 @@ local classes = setmetatable({}, { __mode = "k" })
 function M.split(model, group, options)
   local who = "dist.sequence_parallel"
   expect(who, "model", model, "a module")
-  check_group(who, group)
+  Group.expect(who, group)
   local o = arguments.read(who, options, { form = "blocks" }, { form = '"blocks" or "scores"' })
   if type(model.hidden) ~= "function" or type(model.cache) ~= "function" or type(model.head) ~= "function" then
     fail("%s: model: expected a language model with a cache, got %s", who, describe(model))

@@ -53,7 +53,7 @@ SignMean.__name = "SignMean"
 ---@return SignMean
 function M.new(group, n, options)
   local who = "dist.sign_mean"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   expect(who, "n", n, "an integer >= 1")
   local o = arguments.read(who, options, { block = 128, feedback = true, dtype = "f32" },
     { block = "an integer >= 8", dtype = '"f32" or "f64"' })

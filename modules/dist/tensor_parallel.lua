@@ -377,7 +377,7 @@ end
 return function(model, group)
   local who = "dist.tensor_parallel"
   expect(who, "model", model, "a module")
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, describe(group)) end
+  Group.expect(who, group)
   if rawget(model, "_tensor_parallel") then fail("%s: model: expected one that is not split yet", who) end
   if type(model.tied) ~= "function" or type(model.head) ~= "function" then
     fail("%s: model: expected a language model, got %s", who, describe(model))

@@ -18,6 +18,7 @@
 --   <path>/atoms/                                     index.json, 00000.safetensors ..., checksums.json
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local folders = require "tycho.folders"
 local Group = require "tycho.dist.group"
 local parts_of = require "tycho.dist.universal_parts"
 local shipped = require "tycho.shipped"
@@ -29,28 +30,8 @@ local version = 1
 
 M.language = parts_of.language
 
--- ---- folders ----
-
-local function remove_folder(path)
-  if not io.exists(path) then return end
-  for _, name in ipairs(io.listdir(path)) do
-    local inside = path .. "/" .. name
-    if io.stat(inside).kind == "directory" then remove_folder(inside) else io.remove(inside) end
-  end
-  io.remove(path)
-end
-
-local function rename(from, to)
-  local ok, problem = os.rename(from, to)
-  if not ok then error("dist.universal: " .. problem, 0) end
-end
-
 -- The folder that holds the newest complete checkpoint, or nil.
-local function find(path)
-  if io.exists(path .. "/state.json") then return path end
-  if io.exists(path .. ".previous/state.json") then return path .. ".previous" end
-  return nil
-end
+local function find(path) return folders.find(path, "state.json") end
 
 --- Whether there is a checkpoint.
 ---@param path string
@@ -58,12 +39,6 @@ end
 function M.exists(path)
   expect("dist.universal.exists", "path", path, "a string")
   return find(path) ~= nil
-end
-
-local function check_group(who, group)
-  if getmetatable(group) ~= Group then
-    fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
 end
 
 -- ---- saving ----
@@ -89,7 +64,7 @@ end
 ---@param values? table<string, string|number|boolean>  of rank 0: steps and the like
 function M.save(group, path, pieces, values)
   local who = "dist.universal.save"
-  check_group(who, group)
+  Group.expect(who, group)
   expect(who, "path", path, "a string")
   expect(who, "pieces", pieces, "a list of tables")
   expect(who, "values", values, "a table or nil")
@@ -101,11 +76,8 @@ function M.save(group, path, pieces, values)
     tensors[key] = piece.tensor:detach():contiguous()
     list[i] = { key = key, name = piece.name, slot = piece.slot, begin = begin, part = parts_of.plain(piece.part) }
   end
-  local partial, previous = path .. ".partial", path .. ".previous"
-  if group.rank == 0 then
-    remove_folder(partial)
-    io.mkdir(partial)
-  end
+  local partial = path .. ".partial"
+  if group.rank == 0 then folders.begin(path) end
   group:barrier()
   local file = ("%s/rank-%04d"):format(partial, group.rank)
   local sum = io.save_safetensors(file .. ".safetensors", tensors, nil, { crc32 = true })
@@ -116,12 +88,7 @@ function M.save(group, path, pieces, values)
     for rank, of in ipairs(gathered) do sums[("rank-%04d.safetensors"):format(rank - 1)] = of end
     io.save_json(partial .. "/state.json", { version = version, ranks = group.size, values = values or {} })
     shipped.write_checksums(partial, { sums = sums })
-    if io.exists(path) then
-      remove_folder(previous)
-      rename(path, previous)
-    end
-    rename(partial, path)
-    remove_folder(previous)
+    folders.replace(path)
   end
   group:barrier()
 end
@@ -180,7 +147,7 @@ end
 ---@param path string
 function M.consolidate(group, path)
   local who = "dist.universal.consolidate"
-  check_group(who, group)
+  Group.expect(who, group)
   expect(who, "path", path, "a string")
   local folder = find(path)
   if not folder then fail("%s: there is no checkpoint at %s", who, path) end
@@ -190,8 +157,7 @@ function M.consolidate(group, path)
   local partial = folder .. "/atoms.partial"
   if group.rank == 0 then
     shipped.verify(who, folder, { required = true })
-    remove_folder(partial)
-    io.mkdir(partial)
+    folders.begin(folder .. "/atoms")
   end
   group:barrier()
   local all, names, state = read_pieces(who, folder)
@@ -214,8 +180,7 @@ function M.consolidate(group, path)
   if group.rank == 0 then
     io.save_json(partial .. "/index.json", { version = version, atoms = index, values = state.values or {} })
     shipped.write_checksums(partial)
-    remove_folder(folder .. "/atoms")
-    rename(partial, folder .. "/atoms")
+    folders.replace(folder .. "/atoms")
   end
   group:barrier()
 end

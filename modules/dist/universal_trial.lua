@@ -34,9 +34,7 @@ Trainer.__name = "UniversalTrainer"
 ---@return UniversalTrainer
 function M.new(group, work, options)
   local who = "dist.universal_trial.new"
-  if getmetatable(group) ~= Group then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
+  Group.expect(who, group)
   local o = arguments.read(who, options, { tensor = 1, data = 1, rows = 8, lr = 3e-3, seed = 0, dtype = "f32" },
     { tensor = "an integer >= 1", data = "an integer >= 1", rows = "an integer >= 1", lr = "a number > 0",
       seed = "an integer", dtype = '"f32" or "f64"' })

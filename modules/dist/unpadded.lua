@@ -114,7 +114,7 @@ end
 ---@return UnpaddedExchange
 function M.exchange(group, items, options)
   local who = "dist.unpadded.exchange"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   check_items(who, items)
   local o = arguments.read(who, options, { width = 768 }, { width = "an integer >= 1" })
   local lengths, costs = all_lengths(group, items), {}

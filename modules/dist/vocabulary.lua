@@ -23,10 +23,6 @@ function M.part(n, size, rank)
   return rank * least + math.min(rank, more), least + (rank < more and 1 or 0)
 end
 
-local function check_group(who, group)
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, describe(group)) end
-end
-
 -- Indices among the rank's own rows, those of other ranks at the first row, and which these are.
 local function own(index, begin, count)
   local at = index - begin
@@ -43,7 +39,7 @@ end
 ---@return Tensor         [..., width]
 function M.embedding(group, weight, index, begin, padding)
   local who = "vocabulary.embedding"
-  check_group(who, group)
+  Group.expect(who, group)
   expect(who, "weight", weight, "a tensor")
   expect(who, "index", index, "a tensor")
   expect(who, "begin", begin, "an integer >= 0")
@@ -87,7 +83,7 @@ local entropy = ty.custom_op {
 ---@return Tensor loss    the same on all ranks
 function M.cross_entropy(group, logits, targets, begin)
   local who = "vocabulary.cross_entropy"
-  check_group(who, group)
+  Group.expect(who, group)
   expect(who, "logits", logits, "a tensor")
   expect(who, "targets", targets, "a tensor")
   expect(who, "begin", begin, "an integer >= 0")

@@ -143,7 +143,7 @@ local kinds = { stage = "0 or 1 or 2 or 3", optimizer = "a function", half = '"b
 ---@return ZeroEngine
 function M.new(group, model, options)
   local who = "dist.zero"
-  if getmetatable(group) ~= Group then fail("%s: group: expected a group, got %s", who, arguments.describe(group)) end
+  Group.expect(who, group)
   expect(who, "model", model, "a module")
   local o = arguments.read(who, options, defaults, kinds)
   if not model:parameters()[1] then fail("%s: model: expected a module with parameters, got one without", who) end

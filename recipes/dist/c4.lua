@@ -43,25 +43,17 @@ local KINDS = { "slow", "dead", "stopped", "hung", "link" }
 local NAMED = { slow = "slow", dead = "dead", stopped = "dead", hung = "hung", link = "link" }
 local runs = 0
 
--- What an earlier run has left is gone.
-local function clear(folder)
-  for _, path in ipairs { folder, folder .. ".previous" } do
-    for _, name in ipairs(ty.io.exists(path) and ty.io.listdir(path) or {}) do ty.io.remove(path .. "/" .. name) end
-    if ty.io.exists(path) then ty.io.remove(path) end
-  end
-end
-
 -- A supervised training with faults.
 local function train(faults)
   runs = runs + 1
   local o = { folder = ("%s/checkpoint-%d"):format(r.out, runs), steps = args.steps, every = args.every,
     batch = 4 * args.ranks, step_seconds = args.step_seconds, jitter = args.jitter, faults = faults,
     losses = ty.zeros(args.steps), runs = ty.zeros(args.steps) }
-  clear(o.folder)
+  ty.train.remove_checkpoint(o.folder)
   local results, found = dist.monitor.supervise(machines, function(...)
     return require("tycho.dist").monitored_training(...)
   end, { ranks = args.ranks, timeout = 60 }, work, o)
-  clear(o.folder)
+  ty.train.remove_checkpoint(o.folder)
   return { found = found, losses = o.losses, weights = results[1], repeated = o.runs:sum():item() - args.steps }
 end
 

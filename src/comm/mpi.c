@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "../device/beside.h"
 #include "../ops/op.h"
 #include "../tensor/ledger.h"
 #include "../tensor/memory.h"
@@ -46,23 +47,12 @@ static double seconds(void) {
 static bool fail(const char *who, const char *problem) { return ty_fail(TY_EIO, "%s: %s", who, problem); }
 
 static bool load(void) {
-  char path[4096];
-  const char *named = getenv("TYCHO_MPI_LIBRARY");
-  Dl_info here;
-  if (named) {
-    snprintf(path, sizeof path, "%s", named);
-  } else {
-    if (!dladdr((void *)load, &here) || !here.dli_fname) here.dli_fname = "";
-    const char *slash = strrchr(here.dli_fname, '/');
-    snprintf(path, sizeof path, "%.*slibtycho_mpi.so", slash ? (int)(slash - here.dli_fname + 1) : 0, here.dli_fname);
-    FILE *f = fopen(path, "rb");
-    if (!f)
-      return ty_fail(TY_EUNSUPPORTED,
-                     "ranks: this build has no MPI (libopenmpi-dev or libmpich-dev, and ./run build again)");
-    fclose(f);
-  }
-  void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* parts of an MPI look for its symbols */
-  if (!library) return ty_fail(TY_EUNSUPPORTED, "ranks: MPI cannot be loaded: %s", dlerror());
+  static const char missing[] = "this build has no MPI (libopenmpi-dev or libmpich-dev, and ./run build again)";
+  char problem[2048];
+  const char *path; /* parts of an MPI look for its symbols: global */
+  void *library = ty_open_beside("libtycho_mpi.so", "TYCHO_MPI_LIBRARY", RTLD_NOW | RTLD_GLOBAL, missing,
+                                 "MPI cannot be loaded", &path, problem, sizeof problem);
+  if (!library) return ty_fail(TY_EUNSUPPORTED, "ranks: %s", problem);
   ty_mpi_open_fn *open = (ty_mpi_open_fn *)(uintptr_t)dlsym(library, "ty_mpi_open");
   mpi = open ? open() : NULL;
   if (mpi && mpi->version == TY_MPI_VERSION) return true;

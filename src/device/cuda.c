@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "beside.h"
 #include "device.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -17,28 +18,11 @@ static int count;
 static char problem[8192];
 
 static void load(void) {
-  char path[4096];
-  const char *named = getenv("TYCHO_CUDA_LIBRARY");
-  Dl_info here;
-  if (named) {
-    snprintf(path, sizeof path, "%s", named);
-  } else {
-    if (!dladdr((void *)load, &here) || !here.dli_fname) here.dli_fname = "";
-    const char *slash = strrchr(here.dli_fname, '/');
-    snprintf(path, sizeof path, "%.*slibtycho_cuda.so", slash ? (int)(slash - here.dli_fname + 1) : 0, here.dli_fname);
-    FILE *f = fopen(path, "rb");
-    if (!f) {
-      snprintf(problem, sizeof problem,
-               "this build has no CUDA kernels (./run build --cuda builds them where nvcc is)");
-      return;
-    }
-    fclose(f);
-  }
-  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    snprintf(problem, sizeof problem, "the CUDA kernels cannot be loaded: %s", dlerror());
-    return;
-  }
+  static const char missing[] = "this build has no CUDA kernels (./run build --cuda builds them where nvcc is)";
+  const char *path;
+  void *library = ty_open_beside("libtycho_cuda.so", "TYCHO_CUDA_LIBRARY", RTLD_NOW | RTLD_LOCAL, missing,
+                                 "the CUDA kernels cannot be loaded", &path, problem, sizeof problem);
+  if (!library) return;
   ty_cuda_open_fn *open = (ty_cuda_open_fn *)(uintptr_t)dlsym(library, "ty_cuda_open");
   const ty_cuda_backend *b = open ? open(problem, sizeof problem) : NULL;
   if (!open || (b && (b->version != TY_CUDA_BACKEND_VERSION || b->ops != TY_OP_COUNT))) {

@@ -140,6 +140,15 @@ check.test("checkpoints keep every kind of value", function()
   check.fails(function() train.load_checkpoint(root .. "/nowhere", {}) end, "there is none")
   local opt = optim.SGD { ty.zeros(1):requires_grad_() }
   check.fails(function() train.load_checkpoint(path, { opt = opt }) end, "has no 'opt'")
+  local gone = root .. "/gone"
+  train.save_checkpoint(gone, values)
+  ty.io.mkdir(gone .. ".partial")
+  train.remove_checkpoint(gone)
+  train.remove_checkpoint(gone)
+  check.equal({ train.has_checkpoint(gone), ty.io.exists(gone), ty.io.exists(gone .. ".partial") },
+    { false, false, false })
+  check.fails(function() train.remove_checkpoint(root) end, "train.remove_checkpoint: path: expected a checkpoint")
+  check.equal(ty.io.exists(root), true)
 end)
 
 check.test("the generator is part of a checkpoint", function()

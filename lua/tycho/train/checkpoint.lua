@@ -10,6 +10,7 @@
 -- .previous is removed. Loading takes <path>, or <path>.previous when a kill fell between the two renames.
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
+local folders = require "tycho.folders"
 local shipped = require "tycho.shipped"
 local expect = arguments.expect
 
@@ -103,19 +104,6 @@ end
 
 -- ---- the folder ----
 
-local function exists(path) return ty.io.exists(path) end
-
-local function remove_folder(path)
-  if not exists(path) then return end
-  for _, name in ipairs(ty.io.listdir(path)) do ty.io.remove(path .. "/" .. name) end
-  ty.io.remove(path)
-end
-
-local function rename(from, to)
-  local ok, problem = os.rename(from, to)
-  if not ok then error("checkpoint: " .. problem, 0) end
-end
-
 local is_module = function(value) return require("tycho.nn").is_module(value) end
 
 -- As Module:state_dict(), but the tensors themselves: an op would bring back at once all that is away on a tier.
@@ -134,9 +122,7 @@ end
 function M.save(path, parts)
   expect("train.save_checkpoint", "path", path, "a string")
   expect("train.save_checkpoint", "parts", parts, "a table")
-  local partial, previous = path .. ".partial", path .. ".previous"
-  remove_folder(partial)
-  ty.io.mkdir(partial)
+  local partial = folders.begin(path)
   local tensors, values, sums = {}, {}, {}
   local function save_tensors(name, state)
     sums[name] = ty.io.save_safetensors(partial .. "/" .. name, state, nil, { crc32 = true })
@@ -161,26 +147,27 @@ function M.save(path, parts)
   save_tensors("state.safetensors", tensors)
   ty.io.save_json(partial .. "/state.json", { version = format_version, values = values, rng = rng })
   shipped.write_checksums(partial, { sums = sums })
-  if exists(path) then
-    remove_folder(previous)
-    rename(path, previous)
-  end
-  rename(partial, path)
-  remove_folder(previous)
+  folders.replace(path)
 end
 
 -- The folder that holds the newest complete checkpoint of `path`, or nil.
-local function find(path)
-  if exists(path .. "/state.json") then return path end
-  if exists(path .. ".previous/state.json") then return path .. ".previous" end
-  return nil
-end
+local function find(path) return folders.find(path, "state.json") end
 
 --- Whether there is a checkpoint at `path`.
 ---@param path string
 function M.exists(path)
   expect("train.has_checkpoint", "path", path, "a string")
   return find(path) ~= nil
+end
+
+--- Removes the checkpoint at `path`, and what saving it may have left beside it; nothing where there is none.
+---@param path string
+function M.remove(path)
+  expect("train.remove_checkpoint", "path", path, "a string")
+  if ty.io.exists(path) and not find(path) then
+    arguments.fail("train.remove_checkpoint: path: expected a checkpoint, got %s", arguments.describe(path))
+  end
+  for _, ending in ipairs { "", ".previous", ".partial" } do folders.remove(path .. ending) end
 end
 
 --- Loads into the given modules and objects (load_state_dict()), sets the default generator, and returns the plain

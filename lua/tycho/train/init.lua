@@ -13,4 +13,5 @@ return require "tycho.lazy" ({
   load_checkpoint = checkpoint.load,
   resume_checkpoint = checkpoint.resume,
   has_checkpoint = checkpoint.exists,
+  remove_checkpoint = checkpoint.remove,
 }, {}, "ty.train")
