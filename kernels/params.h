@@ -151,6 +151,12 @@ typedef struct ty_p_blocks {
   int64_t query_block, key_block;
 } ty_p_blocks;
 
+/* Attention to keys in pages of so many rows; softcap 0, window < 0: none. */
+typedef struct ty_p_paged {
+  double scale, softcap;
+  int64_t page, window;
+} ty_p_paged;
+
 /* Attention of each place of a grid to a window of it, [rows, columns]: kernels/neighbourhood.h. */
 typedef struct ty_p_neighbourhood {
   double scale;

@@ -46,7 +46,8 @@ local M = {
   assign = hub.assign,
 }
 
-local files = { HeavyHitterCache = "tycho.llm.cache.h2o", chat = "tycho.hub.chat", data = "tycho.llm.data",
+local files = { HeavyHitterCache = "tycho.llm.cache.h2o", PackedCache = "tycho.llm.cache.packed",
+  PagePool = "tycho.llm.cache.pool", chat = "tycho.hub.chat", data = "tycho.llm.data",
   train = "tycho.llm.train", ngram = "tycho.llm.ngram", compressors = "tycho.llm.compressors",
   corpus = "tycho.llm.corpus", trials = "tycho.llm.trials", multilevel = "tycho.llm.multilevel",
   bleu = "tycho.llm.bleu", dropout = "tycho.llm.dropout", infill = "tycho.llm.infill",

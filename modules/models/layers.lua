@@ -248,10 +248,8 @@ end
 function M.attend(q, k, v, at, scale, window, dropout, training, softcap)
   local cache = at.cache
   if cache and cache.attend then
-    if softcap or at.bias then
-      error("cache: capped or biased scores of attention do not go with a cache that attends itself", 0)
-    end
-    return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window))
+    if at.bias then error("cache: biased scores of attention do not go with a cache that attends itself", 0) end
+    return nn.join_heads(cache:attend(at.layer, q, k, v, scale, window, softcap))
   end
   if cache then k, v = cache:append(at.layer, k, v) end
   local mask = at.bias or at.mask

@@ -65,7 +65,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(cross_entropy_rows, PLAIN, cross_entropy) P(cross_entropy_backward, PLAIN, cross_entropy)
   P(scaled_dot_product_attention, PLAIN, attention) P(attention_backward, PLAIN, attention) P(rotary, PLAIN, dim)
   P(block_sparse_attention, PLAIN, blocks) P(block_sparse_attention_backward, PLAIN, blocks)
-  P(neighbourhood_attention, PLAIN, neighbourhood) P(neighbourhood_attention_backward, PLAIN, neighbourhood)
+  P(paged_attention, PLAIN, paged) P(neighbourhood_attention, PLAIN, neighbourhood) P(neighbourhood_attention_backward, PLAIN, neighbourhood)
   P(bleu, PLAIN, bleu) P(radon, PLAIN, radon) P(backproject, PLAIN, radon) P(seeded_noise, PLAIN, seeded_noise)
   P(fft_line, PLAIN, fft) P(rfft_line, PLAIN, fft) P(irfft_line, PLAIN, fft) P(dct_line, PLAIN, fft)
   P(rfft_frames, PLAIN, fft) P(fft_plane, PLAIN, fft)

@@ -32,6 +32,10 @@ return {
     models = "networks under the module's names",
   },
 
+  serve = {
+    llm = "caches in pages, how tokens are chosen and what ends a text",
+  },
+
   dist = {
     models = "the Llama of its workload, and networks in parts",
   },

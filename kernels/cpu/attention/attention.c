@@ -29,10 +29,18 @@ typedef struct query {
   int64_t head, pos, low, high, gap_low, gap_high;
 } query;
 
+/* Where the keys and values of a sequence lie that has them in pages: numbers of pages of `size` rows. */
+typedef struct page_list {
+  const int64_t *numbers;
+  int64_t step, size;
+} page_list;
+
 typedef struct plan {
   const ty_view *q, *k, *v, *mask; /* mask: NULL or broadcast to [b, h, t, s] */
+  const page_list *pages;          /* NULL: keys lie one after another */
   int64_t batch, heads, kv_heads, group, t, s, d, dv;
-  double scale, softcap; /* softcap 0: none */
+  int64_t head_row, pos_row; /* of the result: from one head to the next, from one position to the next */
+  double scale, softcap;     /* softcap 0: none */
   ty_reach reach;
 } plan;
 
@@ -51,6 +59,8 @@ static plan plan_of(const ty_view *q, const ty_view *k, const ty_view *v, const 
     .s = k->size[2],
     .d = q->size[3],
     .dv = v->size[3],
+    .head_row = q->size[2],
+    .pos_row = 1,
     .scale = p->scale,
     .softcap = p->softcap,
     .reach = ty_reach_of(q->size[2], k->size[2], p, begins),
@@ -143,6 +153,7 @@ static bool block_lists_of(block_lists *x, const ty_view *list, const ty_p_block
 #if defined(TY_TILES)
 #include "attention_tiles.h"
 #endif
+#include "attention_paged.h"
 #include "attention_backward.h"
 #if defined(TY_TILES)
 #include "attention_tiles_backward.h"
@@ -160,6 +171,7 @@ static bool block_lists_of(block_lists *x, const ty_view *list, const ty_p_block
 #include "tile.h"
 #include "attention_tile.h"
 #include "attention_forward.h"
+#include "attention_paged.h"
 #include "attention_backward.h"
 #include "attention_blocks.h"
 
@@ -218,4 +230,8 @@ bool TY_KERNEL(block_sparse_attention_backward)(const ty_kernel_args *k) {
     .g = k->in[0], .y = k->in[4], .lse = k->in[5], .dlse = k->in[6], .dq = k->out[0], .dk = k->out[1], .dv = k->out[2]
   };
   return k->in[1]->dtype == TY_F64 ? blocks_backward_f64(&p, &lists, &a) : blocks_backward_f32(&p, &lists, &a);
+}
+
+bool TY_KERNEL(paged_attention)(const ty_kernel_args *k) {
+  return k->in[0]->dtype == TY_F64 ? paged_f64(k) : paged_f32(k);
 }

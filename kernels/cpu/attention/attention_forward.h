@@ -105,12 +105,13 @@ static inline void weigh_row(REAL *s, int64_t n, REAL maximum, REAL factor, REAL
 typedef struct forward_work {
   query rows[QUERIES];
   REAL maximum[QUERIES];
-  REAL *sum;    /* [rows][LANES] */
-  REAL *out;    /* [rows][dv padded] */
-  REAL *panels; /* the queries, scaled */
-  REAL *keys;   /* [d][KEYS] */
-  REAL *values; /* [KEYS][dv padded] */
-  REAL *scores; /* [GROUP][KEYS] */
+  REAL *sum;           /* [rows][LANES] */
+  REAL *out;           /* [rows][dv padded] */
+  REAL *panels;        /* the queries, scaled */
+  REAL *keys;          /* [d][KEYS] */
+  REAL *values;        /* [KEYS][dv padded] */
+  REAL *scores;        /* [GROUP][KEYS] */
+  REAL *rows_of_pages; /* [KEYS][d or dv]: where keys lie in pages */
 } forward_work;
 
 typedef struct forward_context {
@@ -120,6 +121,41 @@ typedef struct forward_context {
   REAL *partial; /* with splits: per task and row the sums [room], the maximum and the total */
   bool failed;
 } forward_context;
+
+/* Rows [j0, j0 + n) of one head of keys or values that lie in pages, one after another. */
+static void collect_rows(const plan *p, const ty_view *x, int64_t kv_head, int64_t j0, int64_t n, int64_t width,
+                         REAL *to) {
+  const int64_t heads = x->size[1], *numbers = p->pages->numbers, step = p->pages->step, size = p->pages->size;
+  for (int64_t j = j0; j < j0 + n; j++, to += width) {
+    const int64_t at = ((numbers[j / size * step] * size + j % size) * heads + kv_head) * width;
+    if (!ty_is_half((ty_dtype)x->dtype)) {
+      memcpy(to, (const REAL *)x->data + at, (size_t)width * sizeof(REAL));
+      continue;
+    }
+    float wide[KEYS];
+    for (int64_t first = 0; first < width; first += KEYS) {
+      const int64_t some = least(KEYS, width - first);
+      ty_half_load((ty_dtype)x->dtype, wide, (const uint16_t *)x->data + at + first, some);
+      for (int64_t k = 0; k < some; k++) to[first + k] = (REAL)wide[k];
+    }
+  }
+}
+
+/* Packs the keys and values of the tile at key j0. */
+static void pack_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, int64_t room, forward_work *w) {
+  const int64_t keys = least(KEYS, p->s - j0);
+  if (p->pages) {
+    collect_rows(p, p->k, kv_head, j0, keys, p->d, w->rows_of_pages);
+    pack_across(w->keys, w->rows_of_pages, p->d, 1, keys, p->d);
+    collect_rows(p, p->v, kv_head, j0, keys, p->dv, w->rows_of_pages);
+    pack_along(w->values, w->rows_of_pages, p->dv, 1, keys, p->dv, room);
+    return;
+  }
+  pack_across(w->keys, (const REAL *)(const void *)element(p->k, b, kv_head, j0, 0), p->k->stride[2], p->k->stride[3],
+              keys, p->d);
+  pack_along(w->values, (const REAL *)(const void *)element(p->v, b, kv_head, j0, 0), p->v->stride[2], p->v->stride[3],
+             keys, p->dv, room);
+}
 
 static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, int n, int64_t room, forward_work *w) {
   bool packed = false;
@@ -131,14 +167,8 @@ static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, in
     int64_t from = most_of(low - j0, 0), to = least(high - j0, KEYS);
     if (from >= to || all_in_gap(rows, count, j0 + from, j0 + to)) continue;
     if (!mask_shows(p, b, rows, count, j0, from, to)) continue;
-    if (!packed) {
-      int64_t keys = least(KEYS, p->s - j0);
-      pack_across(w->keys, (const REAL *)(const void *)element(p->k, b, kv_head, j0, 0), p->k->stride[2],
-                  p->k->stride[3], keys, p->d);
-      pack_along(w->values, (const REAL *)(const void *)element(p->v, b, kv_head, j0, 0), p->v->stride[2],
-                 p->v->stride[3], keys, p->dv, room);
-      packed = true;
-    }
+    if (!packed) pack_tile(p, b, kv_head, j0, room, w);
+    packed = true;
     int64_t begin = from / LANES * LANES, end = padded(to);
     product_scores(count, end - begin, p->d, w->panels + first * p->d, w->keys + begin, w->scores + begin);
     REAL top[GROUP], factor[GROUP];
@@ -162,10 +192,10 @@ static void block_tile(const plan *p, int64_t b, int64_t kv_head, int64_t j0, in
 static inline void finish_row(const forward_context *c, int64_t b, const query *r, const REAL *sums, REAL maximum,
                               REAL total) {
   const plan *p = c->plan;
-  int64_t at = (b * p->heads + r->head) * p->t + r->pos;
+  int64_t at = b * p->heads * p->t + r->head * p->head_row + r->pos * p->pos_row;
   REAL *out = (REAL *)c->out->data + at * p->dv, inverse = total == 0 ? 0 : 1 / total;
   for (int64_t k = 0; k < p->dv; k++) out[k] = sums[k] * inverse;
-  ((REAL *)c->lse->data)[at] = total == 0 ? (REAL)-INFINITY : maximum + log_of(total);
+  if (c->lse) ((REAL *)c->lse->data)[at] = total == 0 ? (REAL)-INFINITY : maximum + log_of(total);
 }
 
 static void forward_task(const forward_context *c, int64_t task, forward_work *w) {
@@ -207,6 +237,7 @@ static REAL *forward_alloc(forward_context *c, forward_work **work, size_t *byte
   const plan *p = c->plan;
   int64_t rows = (c->rows + GROUP - 1) / GROUP * GROUP;
   int64_t elements = rows * (LANES + c->room + p->d) + KEYS * (p->d + c->room + GROUP);
+  if (p->pages) elements += KEYS * most_of(p->d, p->dv);
   *bytes = (size_t)elements * sizeof(REAL) + sizeof(forward_work);
   REAL *memory = ty_scratch_alloc(*bytes);
   if (!memory) {
@@ -220,6 +251,7 @@ static REAL *forward_alloc(forward_context *c, forward_work **work, size_t *byte
   w->keys = w->panels + rows * p->d;
   w->values = w->keys + KEYS * p->d;
   w->scores = w->values + KEYS * c->room;
+  w->rows_of_pages = w->scores + KEYS * GROUP;
   return memory;
 }
 

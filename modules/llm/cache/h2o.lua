@@ -150,7 +150,8 @@ end
 --- Attention of the queries q [b, h, t, d] to what one layer (counted from 1) holds and to the keys and values k, v [b,
 -- hkv, t, d] of the same tokens, which it then holds as well.
 ---@return Tensor y  [b, h, t, d]
-function HeavyHitterCache:attend(layer, q, k, v, scale, window)
+function HeavyHitterCache:attend(layer, q, k, v, scale, window, softcap)
+  if softcap then error("HeavyHitterCache: capped scores of attention do not go with a cache that forgets", 0) end
   if window and window >= 0 then error("HeavyHitterCache: attention with a sliding window forgets by itself", 0) end
   local at = self[layer]
   if at.free and k.shape[3] == 1 then return replace(self, at, q, k, v, scale or 0) end

@@ -3,70 +3,7 @@
 -- "Efficient Memory Management for Large Language Model Serving with PagedAttention". A step copies the keys and values
 -- of its rows together for the attention; results are those of the contiguous cache.
 local ty = require "tycho"
-
--- ---- the pool ----
-
-local Pool = {}
-Pool.__index = Pool
-
-local function new_pool(layers, page, pages)
-  local pool = setmetatable({ layers = layers, page = page, pages = 0, free = {}, references = {} }, Pool)
-  for i = 1, layers do pool[i] = {} end
-  pool:add_pages(pages)
-  return pool
-end
-
-function Pool:add_pages(count)
-  for page = self.pages + count - 1, self.pages, -1 do self.free[#self.free + 1] = page end
-  self.pages = self.pages + count
-end
-
---- A free page, counted once.
-function Pool:take()
-  if #self.free == 0 then self:add_pages(self.pages) end
-  local page = table.remove(self.free)
-  self.references[page] = 1
-  return page
-end
-
-function Pool:release(page)
-  self.references[page] = self.references[page] - 1
-  if self.references[page] == 0 then self.free[#self.free + 1] = page end
-end
-
---- The rows [pages * page, width] of keys or values of one layer, large enough for all pages.
-function Pool:rows(layer, name, like)
-  local at, wanted = self[layer], self.pages * self.page
-  local old = at[name]
-  if not old or old.shape[1] < wanted then
-    local shape = like.shape
-    local new = ty.unscoped(ty.empty, { wanted, shape[2] * shape[4] }, { dtype = like.dtype, device = like.device })
-    if old then new:narrow(0, 0, old.shape[1]):copy_(old) end
-    at[name] = new
-  end
-  return at[name]
-end
-
---- A page of its own with what `page` has.
-function Pool:copy(page)
-  local new = self:take()
-  for i = 1, self.layers do
-    for name, rows in pairs(self[i]) do
-      local first = page * self.page
-      if new * self.page >= rows.shape[1] then
-        local grown = ty.unscoped(ty.empty, { self.pages * self.page, rows.shape[2] },
-          { dtype = rows.dtype, device = rows.device })
-        grown:narrow(0, 0, rows.shape[1]):copy_(rows)
-        rows, self[i][name] = grown, grown
-      end
-      rows:narrow(0, new * self.page, self.page):copy_(rows:narrow(0, first, self.page))
-    end
-  end
-  self:release(page)
-  return new
-end
-
--- ---- the cache of some rows ----
+local Pool = require "tycho.llm.cache.pool"
 
 --- Keys and values in pages of a pool, which sequences with the same beginning share.
 ---@class PagedCache
@@ -84,7 +21,7 @@ function PagedCache.new(layers, options)
   if not math.tointeger(o.page) or o.page < 1 then
     error(("PagedCache: page must be a positive integer, got %s"):format(tostring(o.page)), 2)
   end
-  local pool = o.pool or new_pool(layers, o.page, math.max(1, math.ceil(o.room / o.page)))
+  local pool = o.pool or Pool.new(layers, o.page, { pages = math.max(1, math.ceil(o.room / o.page)) })
   -- tables: the pages of each row; lengths: its tokens; slots [b, past]: the row of the pool of each position, the
   -- positions of shorter rows at the end, and masked (seen) before.
   return setmetatable({ past = 0, layers = layers, pool = pool, tables = {}, lengths = {} }, PagedCache)

@@ -1,0 +1,85 @@
+--- What sequences have in common: full pages of tokens that were computed once serve every later request that begins
+-- with the same tokens. Pages form a tree of beginnings; those that nobody uses stay until their room is needed, the
+-- ones longest unused first. Zheng et al. 2023, "SGLang: Efficient Execution of Structured Language Model Programs"
+-- (RadixAttention).
+
+--- The pages of beginnings.
+---@class Prefixes
+local Prefixes = {}
+Prefixes.__index = Prefixes
+
+--- Of the pages of a pool.
+---@param pool PagePool
+---@return Prefixes
+function Prefixes.new(pool)
+  return setmetatable({ pool = pool, root = { children = {} }, clock = 0, count = 0 }, Prefixes)
+end
+
+-- Tokens [first, first + page) of a list, as a key.
+local function key_of(tokens, first, page) return table.concat(tokens, ",", first, first + page - 1) end
+
+function Prefixes:touch(node)
+  self.clock = self.clock + 1
+  node.used = self.clock
+end
+
+--- The pages that hold the longest beginning of `tokens`, but for the last token at least, which is to be computed.
+---@param tokens integer[]
+---@return integer[] pages
+---@return table node  where the beginning ends, for add()
+function Prefixes:find(tokens)
+  local page, node, pages = self.pool.page, self.root, {}
+  for first = 1, #tokens - page, page do
+    local next_node = node.children[key_of(tokens, first, page)]
+    if not next_node then break end
+    node = next_node
+    self:touch(node)
+    pages[#pages + 1] = node.page
+  end
+  return pages, node
+end
+
+--- Keeps the page that holds the tokens [first, first + page) of a list, behind `node`, unless the same is there.
+-- Returns the node behind it.
+---@param node table
+---@param tokens integer[]
+---@param first integer  counted from 1
+---@param page integer
+---@return table node
+function Prefixes:add(node, tokens, first, page)
+  local key = key_of(tokens, first, self.pool.page)
+  local own = node.children[key]
+  if not own then
+    own = { children = {}, parent = node, key = key, page = page }
+    node.children[key] = own
+    self.pool:share(page)
+    self.count = self.count + 1
+  end
+  self:touch(own)
+  return own
+end
+
+--- Gives back up to `count` pages that only this tree holds. Returns how many.
+---@param count integer
+---@return integer freed
+function Prefixes:evict(count)
+  local freed = 0
+  while freed < count do
+    local oldest
+    local function visit(node)
+      for _, child in pairs(node.children) do
+        local alone = self.pool.references[child.page] == 1
+        if next(child.children) then visit(child)
+        elseif alone and (not oldest or child.used < oldest.used) then oldest = child end
+      end
+    end
+    visit(self.root)
+    if not oldest then break end
+    oldest.parent.children[oldest.key] = nil
+    self.pool:release(oldest.page)
+    self.count, freed = self.count - 1, freed + 1
+  end
+  return freed
+end
+
+return Prefixes
