@@ -42,6 +42,7 @@ function Request:wait()
   return self.tokens
 end
 
+--- Requests to a model, those that run and those that wait.
 ---@class ServeEngine
 ---@field model LanguageModel
 ---@field tokenizer? table

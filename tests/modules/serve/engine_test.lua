@@ -42,7 +42,8 @@ check.test("many requests of several families get what they would get alone", fu
   local families = { { "Llama" }, { "Qwen3", { head_dim = 8 } }, { "Mistral", { sliding_window = 7 } },
     { "Gemma2", { head_dim = 8, query_pre_attn_scalar = 8, attn_logit_softcapping = 5, final_logit_softcapping = 3,
       sliding_window = 6 } }, { "Phi3", { pad_token_id = 0 } },
-    { "Mixtral", { num_local_experts = 3, num_experts_per_tok = 2 } }, { "GPTNeoX", { num_key_value_heads = 4 } }, { "Olmo2" } }
+    { "Mixtral", { num_local_experts = 3, num_experts_per_tok = 2 } },
+    { "GPTNeoX", { num_key_value_heads = 4 } }, { "Olmo2" } }
   for _, family in ipairs(families) do
     local model = tiny(llm[family[1]], family[2])
     local engine = serve.engine(model, { requests = 3, batch = 16, page = 4, room = 512 })
