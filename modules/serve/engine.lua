@@ -52,17 +52,19 @@ Engine.__index = Engine
 
 --- An engine. options: tokenizer (for who asks in texts; the engine itself takes tokens), requests (at once, 64), batch
 -- (the most tokens of a step, 256), room (the most tokens whose keys and values are kept, 16384), page (tokens in a
--- page, 16), dtype (of keys and values; nil: the model's), prefixes (true: beginnings are shared), timing (a function
--- that is called before and after each step of the model, as timing(tokens, done)).
+-- page, 16), dtype (of keys and values; nil: the model's), prefixes (true: beginnings are shared), within (a function
+-- that runs the function it is given with each step of the model, such as one of tycho.offload that has its layers at
+-- hand), timing (a function that is called before and after each step of the model, as timing(tokens, done)).
 ---@param model LanguageModel
 ---@param options? table
 ---@return ServeEngine
 function Engine.new(model, options)
   arguments.expect("serve.engine", "model", model, "a module")
   local o = arguments.read("serve.engine", options, { tokenizer = none, requests = 64, batch = 256, room = 16384,
-    page = 16, dtype = none, prefixes = true, timing = none }, {
+    page = 16, dtype = none, prefixes = true, within = none, timing = none }, {
     requests = "an integer >= 1", batch = "an integer >= 1", room = "an integer >= 1", page = "an integer >= 1",
-    dtype = "a string", prefixes = "a boolean", timing = "a function" })
+    dtype = "a string", prefixes = "a boolean", within = "a function",
+    timing = "a function" })
   local plain = type(model.hidden) == "function" and type(model.cache) == "function" and model:cache()
   if not plain or getmetatable(plain) ~= llm.Cache or model.bias then
     arguments.fail("serve.engine: model: expected a decoder whose attention takes packed sequences, got a %s",
@@ -72,7 +74,7 @@ function Engine.new(model, options)
     dtype = o.dtype })
   return setmetatable({ model = model:eval(), tokenizer = o.tokenizer, cache = cache, pool = cache.pool,
     most_requests = o.requests, most_tokens = o.batch, prefixes = o.prefixes and Prefixes.new(cache.pool) or nil,
-    timing = o.timing, running = {}, waiting = {}, numbers = 0,
+    within = o.within, timing = o.timing, running = {}, waiting = {}, numbers = 0,
     counts = { steps = 0, tokens = 0, computed = 0, shared = 0, preempted = 0 } }, Engine)
 end
 
@@ -274,10 +276,13 @@ local function compute(self, list, counts)
   self.cache:begin(sequences, numbers, device)
   local i64 = { dtype = "i64", device = device }
   local wanted = ty.tensor(#places > 0 and places or { 0 }, i64)
-  local hidden = model:hidden(ty.tensor({ tokens }, i64), { cache = self.cache, places = wanted })
-  -- Not every family looks at places.
-  if hidden.shape[2] ~= wanted.shape[1] then hidden = hidden:index_select(1, wanted) end
-  local logits = #places > 0 and model:head(hidden:select(0, 0)) or nil
+  local function pass()
+    local hidden = model:hidden(ty.tensor({ tokens }, i64), { cache = self.cache, places = wanted })
+    -- Not every family looks at places.
+    if hidden.shape[2] ~= wanted.shape[1] then hidden = hidden:index_select(1, wanted) end
+    return #places > 0 and model:head(hidden:select(0, 0)) or nil
+  end
+  local logits = self.within and self.within(pass) or not self.within and pass() or nil
   if self.timing then self.timing(#tokens, true) end
   self.counts.steps, self.counts.computed = self.counts.steps + 1, self.counts.computed + #tokens
   return logits, ready

@@ -5,5 +5,5 @@
 --     local request = engine:submit(tokens, { count = 100 })
 --     engine:run()                    -- request.tokens
 return require "tycho.lazy" ({}, {
-  engine = { "tycho.serve.engine", "new" },
+  engine = { "tycho.serve.engine", "new" }, replay = "tycho.serve.replay",
 }, "tycho.serve")

@@ -109,7 +109,7 @@ return function(row, T)
       { T { 3, 2, 2 }, T { 4, 1, 2 }, T { 4, 1, 2 }, ints({ 1, 1 }, { 0 }), ints({ 2 }, { 0, 3 }), ints({ 1 }, { 3 }),
         4, opts = { softcap = -1 }, match = "softcap: expected a positive number" },
       with(broken(4, { 3, 0, 1, 0 }), "index 3 is out of range for size 3"),
-      with(broken(5, { 0, 4, 3 }), "index 4 is out of range for size 4"),
+      with(broken(5, { 0, 4, 4 }), "index 4 is out of range for size 4"),
       with(broken(6, { 9, 3 }), "index 9 is out of range for size 9"),
       with(broken(6, { 5, 0 }), "index 0 is out of range for size 9"),
     },

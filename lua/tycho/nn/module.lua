@@ -148,6 +148,21 @@ local function walk_state(self, visit)
   end)
 end
 
+-- The first of parameters(), without a look at the others: asked for with every token by who decodes.
+local function first_parameter(self)
+  for _, key in ipairs(self._order) do
+    local value = rawget(self, key)
+    if is_tensor(value) and self._buffers[key] == nil and (self._parameters[key] or value.requires_grad) then
+      return value
+    end
+  end
+  for _, key in ipairs(self._order) do
+    local value = rawget(self, key)
+    local found = is_module(value) and first_parameter(value)
+    if found then return found end
+  end
+end
+
 --- Makes `tensor` part of the module's state without training it: moved by to(), saved with the parameters.
 ---@param name string
 ---@param tensor Tensor
@@ -330,7 +345,7 @@ end
 --- Where its parameters are: the device of the first one ("cpu" for a module without any).
 ---@return Device
 function Module:device()
-  local first = self:parameters()[1]
+  local first = first_parameter(self)
   return first and first.device or "cpu"
 end
 

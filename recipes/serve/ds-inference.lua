@@ -1,0 +1,161 @@
+-- Serving a language model: continuous batches, several ranks, weights beyond the memory
+-- claim: requests served together get the texts that the model gives alone, faster than by batches that wait for each
+--   other, over ranks too, and of a model whose weights do not fit
+-- system: the zoo's Llama under an engine with pages of keys and values; a wider Llama with its layers in a file
+-- paper: Aminabadi et al. 2022, "DeepSpeed Inference: Enabling Efficient Inference of Transformer Models at
+--   Unprecedented Scale"
+-- time: 4 minutes on one CPU core
+--
+-- Requests are pieces of the King James Bible of 8 to 96 tokens that ask for 8 to 96 more, drawn evenly, and arrive
+-- independently of each other. The baseline generates batches that begin and end together, as the model's generate()
+-- does; requests that have all their tokens end, and each gets its tokens as they come. How many go into a batch is
+-- chosen by its throughput when all requests are there at once; at the rates of the picture it takes those that wait.
+-- Waiting is by a clock of the processor's time (serve.replay), at 0.7 of what the baseline can do at most.
+--
+-- Ranks share one core here: a rank's time is by its own clock, and links are those of one machine. The model beyond
+-- the memory has random weights; all but two of its layers are in a file and pass through a window (tycho.offload),
+-- and memory is what tensors take at most, keys and values included.
+local ty = require "tycho"
+local dist, llm, offload = require "tycho.dist", require "tycho.llm", require "tycho.offload"
+local serve, zoo = require "tycho.serve", require "tycho.zoo"
+
+local r = ty.recipe.declare {
+  seeds = 3,
+  args = {
+    { "model", "kjv-lm", "of the zoo", quick = "kjv-draft" },
+    { "requests", 96, "of a trace", quick = 6 }, { "longest", 96, "tokens of a prompt, and new ones", quick = 12 },
+    { "batches", { 8, 16, 32, 64 }, "sizes the baseline may choose", quick = { 4 } },
+    { "rates", { 0.3, 0.5, 0.7, 0.9, 1.2, 1.6, 2 }, "of arrival, by the baseline's throughput", quick = { 0.7 } },
+    { "ranks", { 2, 4 }, "that share the model", quick = { 2 } },
+    { "latency", 1e-5, "seconds of a message between ranks" }, { "bandwidth", 5e10, "bytes a second between ranks" },
+    { "width", 512, "of the model beyond the memory", quick = 64 }, { "layers", 12, "of it", quick = 6 },
+  },
+}
+local args = r.args
+
+local model = zoo.load(args.model)
+local text = zoo.tokenizer(args.model):encode(ty.data.kjv()):tolist()
+
+local function requests(seed, n)
+  ty.manual_seed(seed)
+  local function draw(most) return ty.randint(8, most + 1, { n }):tolist() end
+  local lengths, counts, places, list = draw(args.longest), draw(args.longest), draw(#text - args.longest), {}
+  for i = 1, n do
+    list[i] = { at = 0, tokens = table.move(text, places[i], places[i] + lengths[i] - 1, 1, {}),
+      options = { count = counts[i], stop_tokens = false } }
+  end
+  return list
+end
+local function arriving(list, rate, seed)
+  for i, at in ipairs(serve.replay.arrivals(#list, rate, seed)) do list[i].at = at end
+  return list
+end
+local function engine_of(m, more)
+  local o = { prefixes = false, requests = 64 }
+  for key, value in pairs(more or {}) do o[key] = value end
+  return serve.engine(m, o)
+end
+local function alone(m, x)
+  local row = m:generate({ x.tokens }, x.options.count, { temperature = 0, stop_tokens = false })[1]:tolist()
+  return table.concat(row, " ", #x.tokens + 1)
+end
+local function texts(list)
+  local all = {}
+  for i, x in ipairs(list) do all[i] = table.concat(x.tokens or x, " ") end
+  return all
+end
+local function same(a, b)
+  local count = 0
+  for i, x in ipairs(a) do count = count + (x == b[i] and 1 or 0) end
+  return count / #a
+end
+
+-- ---- one rank ----
+
+local v = {}
+local put = function(name, i, value) ty.stats.put(v, name, i, value) end
+local batch, most
+for i, seed in ipairs(r.seeds) do
+  local list = requests(seed, args.requests)
+  if i == 1 then
+    for _, size in ipairs(args.batches) do
+      local got = serve.replay.batches(model, list, size).throughput
+      if not most or got > most then batch, most = size, got end
+    end
+    r:say("the baseline's batch is %d: %.0f tokens a second", batch, most)
+  end
+  local by_engine, served = serve.replay.run(engine_of(model), list)
+  local by_batches = serve.replay.batches(model, list, batch)
+  put("faster", i, by_engine.throughput / by_batches.throughput)
+  local wanted = {}
+  for j, x in ipairs(list) do wanted[j] = alone(model, x) end
+  put("same", i, same(texts(served), wanted))
+  for k, share in ipairs(args.rates) do
+    local trace = arriving(list, share * most / (args.longest + 8) * 2, seed)
+    local a, b = serve.replay.run(engine_of(model), trace), serve.replay.batches(model, trace, batch)
+    local mine, theirs = ty.stats.mean(a.each), ty.stats.mean(b.each)
+    put("engine " .. k, i, 1e3 * mine)
+    put("batches " .. k, i, 1e3 * theirs)
+    if share == 0.7 then put("waits", i, theirs / mine) end
+    r:say("seed %d, rate %.1f: %.1f and %.1f ms a token", seed, share, 1e3 * mine, 1e3 * theirs)
+  end
+end
+
+-- ---- several ranks ----
+
+local function ranked(group, name, list)
+  local d, s, z = require "tycho.dist", require "tycho.serve", require "tycho.zoo"
+  local m = z.load(name)
+  if group.size > 1 then d.tensor_parallel(m, group) end
+  group:barrier()
+  local times, got = s.replay.run(s.engine(m, { prefixes = false }), list, function() return group:clock() end)
+  local all = {}
+  for i, x in ipairs(got) do all[i] = table.concat(x.tokens, " ") end
+  return { all = all, throughput = times.throughput }
+end
+local some = requests(r.seed, math.min(32, args.requests))
+local link = { latency = args.latency, bandwidth = args.bandwidth }
+local one = dist.run(1, ranked, link, args.model, some)[1]
+local over_ranks, speeds = 1, {}
+for k, n in ipairs(args.ranks) do
+  local got = dist.run(n, ranked, link, args.model, some)[1]
+  over_ranks, speeds[k] = math.min(over_ranks, same(got.all, one.all)), got.throughput / one.throughput
+end
+
+-- ---- beyond the memory ----
+
+ty.manual_seed(r.seed)
+local large = llm.Llama { vocab_size = model.config.vocab_size, hidden_size = args.width,
+  intermediate_size = 4 * args.width, num_hidden_layers = args.layers, num_attention_heads = 8 }:eval()
+local few = requests(r.seed, 4)
+local wanted, weights = {}, offload.resident(large)
+for j, x in ipairs(few) do wanted[j] = alone(large, x) end
+local away = offload.engine(large, nil, { parameters = "file", gradients = "device", moments = "device",
+  policy = offload.superpipeline { window = 2, ahead = 1 } })
+local streamed = engine_of(large, { within = function(pass) return away:run(pass) end, room = 1024 })
+local got
+local peak = offload.resident(large) + r:memory(function() got = select(2, serve.replay.run(streamed, few)) end)
+local beyond = same(texts(got), wanted)
+away:close()
+
+local function means(name)
+  local list = {}
+  for k in ipairs(args.rates) do list[k] = ty.stats.mean(v[name .. k]) end
+  return list
+end
+ty.plot.line({ title = "What a token of a request takes, waiting included", log_y = true, y_label = "ms",
+  x_label = "rate of arrival / throughput of batches", series = {
+    { x = args.rates, y = means "engine ", label = "continuous batches" },
+    { x = args.rates, y = means "batches ", label = ("batches of up to %d"):format(batch) } },
+}):save(r:picture "ds-inference.png")
+r:note("tokens a second over ranks, by those of one", speeds)
+os.exit(r:finish {
+  { claim = "requests whose text is the model's own", values = v.same, bar = 1 },
+  { claim = "tokens a second, by those of the best batches", values = v.faster, bar = 1.3 },
+  { claim = "time of a token at 0.7 of the batches' throughput, batches by continuous ones", values = v.waits,
+    bar = 1.5 },
+  { claim = "requests whose text is the same over ranks", measured = over_ranks, bar = 1 },
+  { claim = ("tokens a second with %d ranks, by those of one"):format(args.ranks[1]), measured = speeds[1], bar = 1.2 },
+  { claim = "requests of the model beyond the memory whose text is its own", measured = beyond, bar = 1 },
+  { claim = "its memory, by its weights", measured = peak / weights, bar = 0.6, below = true },
+})
