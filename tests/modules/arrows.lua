@@ -51,6 +51,12 @@ return {
     peft = "low-rank adapters of the language model, where a projector alone is too little",
   },
 
+  serve = {
+    llm = "the tokens that end a text",
+    hub = "the command loads a model, its tokenizer and its template of chats",
+    zoo = "models that ship are served by name",
+  },
+
   -- The small models that ship.
   zoo = {
     hub = "a model of the zoo is a folder as any published one",
