@@ -110,7 +110,7 @@ local function handle(self, method, path, _, host, headers, body, problem)
   end
   if self.options.log then self.options.log(("%s %s %d"):format(method, path, status)) end
   if answer then
-    answer:finish(status, reply, encode(value))
+    if not pcall(answer.finish, answer, status, reply, encode(value)) then answer:drop() end -- a stream had begun
     return answer
   end
   return status, reply, value and encode(value) or ""

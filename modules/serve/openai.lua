@@ -177,6 +177,22 @@ end
 
 -- ---- from a request to the engine ----
 
+-- Raises where a text cannot fit the context, however well its tokens hold it: the tokens of megabytes take seconds, in
+-- which nobody else is answered.
+local function check_length(self, words, at)
+  if not self.context or #words <= self.context then return end
+  if not self.longest then
+    self.longest = 1
+    for token = 0, self.tokenizer.size - 1 do
+      self.longest = math.max(self.longest, #(self.tokenizer:token(token) or ""))
+    end
+  end
+  if #words > self.context * self.longest then
+    fields.refuse(400, at, "context_length_exceeded",
+      "%s: expected at most the %d tokens of the model's context, got a text of %d bytes", at, self.context, #words)
+  end
+end
+
 -- How many tokens may follow a prompt: what is asked for, or what there is room for.
 local function room_for(self, prompt, asked, otherwise, at)
   local room = self.context and self.context - #prompt or math.huge
@@ -266,6 +282,7 @@ end
 -- Tokens of a prompt: of a text by the tokenizer, with what it puts around texts.
 local function tokens_of(self, prompt)
   if type(prompt) == "string" then
+    check_length(self, prompt, "prompt")
     local list = self.tokenizer:encode(prompt):tolist()
     local fallback = ty.tokenizer.fields(self.tokenizer)
     if #list == 0 then list[1] = fallback.bos or fallback.eos end
@@ -308,6 +325,7 @@ function Api:chats(body, later, path)
     if tostring(rendered):find("interrupted", 1, true) then error(rendered, 0) end
     fields.refuse(400, "messages", "invalid_value", "messages: %s", fields.plain(rendered))
   end
+  check_length(self, rendered, "messages")
   -- As transformers and vLLM have it, the template says all: the tokenizer adds nothing around its text.
   local prompt = self.tokenizer:encode(rendered, { special = false }):tolist()
   if #prompt == 0 then fields.refuse(400, "messages", "invalid_value", "messages: expected some text, got none") end

@@ -18,7 +18,15 @@
 
 #ifdef TY_HAVE_MICROHTTPD
 
-enum { CONNECTIONS = 100, IDLE_SECONDS = 60, BODY = 8 << 20, WAITING = 1 << 20, BODIES_HELD = 8, SKIPPED = 8 };
+enum {
+  CONNECTIONS = 100,
+  IDLE_SECONDS = 60,
+  BODY = 8 << 20,
+  WAITING = 1 << 20,
+  PATIENCE = 120,
+  BODIES_HELD = 8,
+  SKIPPED = 8
+};
 
 ty_http_library ty_mhd;
 static bool mhd_found;
@@ -93,7 +101,7 @@ static void forget(ty_client *c) {
   ty_bytes_free(&c->body);
   ty_bytes_free(&c->waiting);
   *c = (ty_client){ .server = c->server, .connection = c->connection, .next = c->next, .link = c->link, .fd = c->fd };
-  c->deadline = ty_http_now() + PATIENCE;
+  c->deadline = ty_http_now() + c->server->patience;
 }
 
 static void on_connection(void *server_of, struct MHD_Connection *connection, void **context,
@@ -105,7 +113,7 @@ static void on_connection(void *server_of, struct MHD_Connection *connection, vo
     if (!c) return; /* its requests are refused */
     *c = (ty_client){ .server = s, .connection = connection, .next = s->clients, .link = &s->clients };
     c->fd = ty_mhd.MHD_get_connection_info_(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-    c->deadline = ty_http_now() + PATIENCE;
+    c->deadline = ty_http_now() + c->server->patience;
     if (c->next) c->next->link = &c->next;
     s->clients = c;
   } else if (*context) {
@@ -256,9 +264,10 @@ static int later(lua_State *L) {
 /* ---- running ---- */
 
 /* listen(host, port [, options]) -> server, its port; port 0: any that is free. options: name (as errors begin), body
- * (bytes of a request's at most), waiting (bytes that may wait to be fetched by one client), connections. */
+ * (bytes of a request's at most), waiting (bytes that may wait to be fetched by one client), connections, patience
+ * (seconds that a request may take to be there, an answer to be fetched). */
 static int http_listen(lua_State *L) {
-  static const char *const names[] = { "name", "body", "waiting", "connections", NULL };
+  static const char *const names[] = { "name", "body", "waiting", "connections", "patience", NULL };
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   const char *host = ty_lua_check_string(L, 1);
   lua_Integer port = ty_lua_check_integer(L, 2);
@@ -268,10 +277,12 @@ static int http_listen(lua_State *L) {
   size_t body = (size_t)ty_io_count(L, 3, "body", BODY, 1 << 30);
   size_t waiting = (size_t)ty_io_count(L, 3, "waiting", WAITING, 1 << 30);
   size_t connections = (size_t)ty_io_count(L, 3, "connections", CONNECTIONS, 1 << 16);
+  double patience = (double)ty_io_count(L, 3, "patience", PATIENCE, 1 << 20);
   pthread_once(&once, find_library);
   if (!mhd_found) return luaL_error(L, "%s: libmicrohttpd.so.12 is not found (Debian's package libmicrohttpd12)", who);
   ty_server *s = lua_newuserdatauv(L, sizeof *s, 0);
-  *s = (ty_server){ .body_most = body, .waiting_most = waiting, .connections_most = connections ? connections : 1 };
+  *s = (ty_server){ .body_most = body, .waiting_most = waiting, .patience = patience };
+  s->connections_most = connections ? connections : 1;
   luaL_setmetatable(L, server_name);
   s->polled = calloc(s->connections_most, sizeof *s->polled);
   if (!s->polled) return luaL_error(L, "%s: no memory for %I connections", who, (LUAI_UACINT)connections);

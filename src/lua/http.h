@@ -26,9 +26,9 @@ typedef struct ty_http_library {
 } ty_http_library;
 extern ty_http_library ty_mhd;
 
-/* What a client may take: seconds in which a request has to be there, and an answer to be fetched, beside those that its
- * bytes take at the slowest rate that is borne. */
-enum { PATIENCE = 120, SLOWEST = 1 << 14 };
+/* Bytes in a second: a client that is slower may take the server's patience in addition, for a request to be there and
+ * for an answer to be fetched. */
+enum { SLOWEST = 1 << 14 };
 
 typedef struct ty_answer ty_answer;
 typedef struct ty_server ty_server;
@@ -69,6 +69,7 @@ struct ty_server {
   ty_client *clients;
   struct pollfd *polled; /* room for every connection */
   size_t body_most, waiting_most, connections_most;
+  double patience;   /* seconds */
   size_t held;       /* by bodies that are coming in, of all clients */
   bool has_moved;    /* something came or went: there may be more */
   lua_State *L;      /* the thread that it runs on, while it does */

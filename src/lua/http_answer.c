@@ -43,7 +43,7 @@ void ty_http_drop(ty_client *c) {
 
 /* From now on it is the client who has to be quick. */
 static void expect_quick(ty_client *c, size_t bytes) {
-  c->deadline = ty_http_now() + PATIENCE + (double)bytes / SLOWEST;
+  c->deadline = ty_http_now() + c->server->patience + (double)bytes / SLOWEST;
 }
 
 static void end(ty_client *c) {

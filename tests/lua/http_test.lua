@@ -241,6 +241,26 @@ check.test("many connections, most of which say nothing", function()
   check.equal((one:reply()), 200, "it waits until there is room")
 end)
 
+check.test("clients that are slow", function()
+  local handler_calls = 0
+  local _ <close>, port, drive = serve(function()
+    handler_calls = handler_calls + 1
+    return 200, {}, ("x"):rep(1 << 25)
+  end, { patience = 1 })
+  local drops = { "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n" }
+  for i = 1, 30 do drops[2 * i], drops[2 * i + 1] = 0.2, "x" end
+  local clock = ty.system.clock
+  local began = clock()
+  local slow, silent = clients.start(port, drops), clients.start(port, "GET / HT")
+  check.ok(drive(silent))
+  check.ok(clock() - began < 10, "who says half of what it wants")
+  check.ok(drive(slow))
+  check.equal({ slow:reply(), silent:reply(), handler_calls }, { nil, nil, 0 })
+  local quick = clients.start(port, request("GET", "/"))
+  check.ok(drive(quick))
+  check.equal({ (quick:reply()), #select(3, quick:reply()) }, { 200, 1 << 25 })
+end)
+
 check.test("what is no request", function()
   local asked = 0
   local _ <close>, port, drive = serve(function()

@@ -312,7 +312,8 @@ check.test("requests that are wrong", function()
   wrong("prompt", { 1.5 }, "got 1.5 as element 0")
   wrong("prompt", { 1, 300 }, "prompt: expected tokens in [0, 300), got 300")
   wrong("prompt", { -1 }, "got -1")
-  wrong("prompt", ("the "):rep(500), "prompt: expected at most the 127 tokens that the model's context of 128 leaves")
+  wrong("prompt", ("the "):rep(200), "prompt: expected at most the 127 tokens that the model's context of 128 leaves")
+  wrong("prompt", ("the "):rep(100000), "the model's context, got a text of 400000 bytes")
   refused("/v1/completions", {}, 400, "prompt", "got nil")
   refused("/v1/completions", { prompt = "x", model = "gpt-5" }, 404, "model", 'model: expected "tiny", got "gpt-5"',
     "model_not_found")
@@ -363,6 +364,18 @@ check.test("what the engine refuses, and what fails", function()
   server:step()
   check.equal(#engine.running, 0, "the prompt that did fit is not answered either")
   local script = engine.script
+  local submit, lines = engine.submit, {}
+  server.say = function(_, line) lines[#lines + 1] = line end
+  engine.submit = function(self, list, options)
+    local request = submit(self, list, options)
+    server.tokenizer_of_api, server.api.tokenizer = server.api.tokenizer, nil -- an error after the stream has begun
+    return request
+  end
+  local cut = post("/v1/completions", { prompt = "x", stream = true, echo = true })
+  check.ok(drive(cut))
+  engine.submit, server.api.tokenizer, server.say = nil, server.tokenizer_of_api, nil
+  check.equal(cut:reply(), nil)
+  check.ok(lines[1]:find "attempt to index a nil value", lines[1])
   engine.script = function() return { error = "x.lua:3: no memory" } end
   status, value = ask("/v1/completions", { prompt = "x" })
   check.equal({ status, value.error.message, value.error.type }, { 500, "no memory", "server_error" })
@@ -377,12 +390,10 @@ check.test("what the engine refuses, and what fails", function()
   client = post("/v1/completions", { prompt = "x", max_tokens = 100 })
   check.ok(drive(function() return #engine.running > 0 end))
   engine.broken = "the engine is broken"
-  local stderr = io.stderr
-  local lines = {}
+  lines = {}
   server.say = function(_, line) lines[#lines + 1] = line end
   check.ok(drive(client))
   server.say = nil
-  check.equal(io.stderr, stderr)
   check.equal({ (client:reply()), lines }, { 500, { "the engine is broken" } })
   server:step()
   check.equal(#engine.running, 0)
