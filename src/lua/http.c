@@ -227,6 +227,7 @@ static enum MHD_Result on_request(void *server_of, struct MHD_Connection *connec
   ty_client *c = client_of(connection);
   (void)version;
   if (!c) return MHD_NO;
+  c->is_leaving = false;
   if (!*state) { /* the head has come; an answer is due when all of the request has */
     *state = c;
     return MHD_YES;
@@ -305,8 +306,16 @@ static int http_listen(lua_State *L) {
   return 2;
 }
 
-/* Clients who have left while they had to wait, whom the library does not look after then, and those who take too long.
- * One who says that nothing more will come from it has left, too. */
+/* Whether a client who has said that nothing more comes from it has been read to its end. */
+static bool is_read(int fd) {
+  char byte;
+  ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* Clients who have left, whom the library does not see: not while they are suspended, and not when the end came together
+ * with the last bytes, which it takes for all that there is. One who says that nothing more will come from it has left,
+ * if it has not said all or if it has to wait. And those who take too long. */
 static void look_after(ty_server *s) {
   double time = ty_http_now();
   nfds_t count = 0;
@@ -314,14 +323,18 @@ static void look_after(ty_server *s) {
     if (c->deadline && c->deadline < time) {
       shutdown(c->fd, SHUT_RDWR); /* which the library sees */
       c->deadline = 0;
-    } else if (c->answer && count < s->connections_most) {
+    } else if ((c->answer || !c->asked) && count < s->connections_most) {
       s->polled[count++] = (struct pollfd){ .fd = c->fd, .events = POLLRDHUP };
     }
   }
   if (!count || poll(s->polled, count, 0) <= 0) return;
   nfds_t i = 0;
-  for (ty_client *c = s->clients; c && i < count; c = c->next)
-    if (c->answer && c->fd == s->polled[i].fd && s->polled[i++].revents) ty_http_drop(c);
+  for (ty_client *c = s->clients; c && i < count; c = c->next) {
+    if (c->fd != s->polled[i].fd || !s->polled[i++].revents) continue;
+    if (c->answer) ty_http_drop(c);
+    else if (c->is_leaving && is_read(c->fd)) shutdown(c->fd, SHUT_RDWR);
+    else c->is_leaving = true; /* what it said last may not be done yet: at the next look */
+  }
 }
 
 /* Waits for at most so long and does what is ready; an upload of many pieces is not left to the next call, as long as it

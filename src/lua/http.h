@@ -40,6 +40,7 @@ typedef struct ty_client {
   struct ty_client *next, **link;
   int fd;
   double deadline; /* 0: none, it is we who are slow */
+  bool is_leaving; /* nothing more comes from it */
 
   /* the request */
   ty_bytes body;

@@ -241,6 +241,19 @@ check.test("many connections, most of which say nothing", function()
   check.equal((one:reply()), 200, "it waits until there is room")
 end)
 
+check.test("clients that left while the server did something else", function()
+  local _ <close>, port, drive = serve(function() return 200, {}, "here" end, { connections = 1 })
+  for _, bytes in ipairs { "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf", "GET / HT",
+    request("GET", "/"):gsub("Connection: close\r\n", "") } do
+    local left = clients.start(port, bytes, { leave = 0.05 })
+    check.ok(clients.drive(function() ty.system.sleep(0.02) end, left)) -- its end comes together with its bytes
+    local began, one = ty.system.clock(), clients.start(port, request("GET", "/"))
+    check.ok(drive(one))
+    check.equal((one:reply()), 200)
+    check.ok(ty.system.clock() - began < 20, "the place of who has left is free")
+  end
+end)
+
 check.test("clients that are slow", function()
   local handler_calls = 0
   local _ <close>, port, drive = serve(function()
