@@ -12,7 +12,7 @@ usage: tycho serve MODEL [options]
   --host          the name or address to listen at (127.0.0.1: this machine alone; 0.0.0.0: all that can reach it)
   --name          what the model is called (by default as its folder or file)
   --device        where it computes (cpu; cuda)
-  --dtype         what weights are converted to: f32, bf16, f16 (on the CPU f32, elsewhere that of the files)
+  --dtype         what weights are converted to: f32, bf16, f16 (what the files have; models that ship: f32)
   --max-tokens    of an answer in a chat that says nothing of them (1024)
   --context       tokens of prompt and answer at most (what the model has)
   --template      a file with the template of chats, where the model has none or another is wanted
@@ -72,7 +72,7 @@ local function parse(words)
   return o
 end
 
--- The path of a model by what the user called it.
+-- The path of a model by what the user called it, and whether it is one that ships.
 local function find(name)
   if name:find "%.gguf$" or ty.io.stat(name .. "/config.json") then return name end
   local info = ty.io.stat(name)
@@ -80,7 +80,7 @@ local function find(name)
     arguments.refuse("%s: expected a folder with config.json or a GGUF file, got %s", name,
       info.kind == "directory" and "a folder without one" or "another file")
   end
-  return require("tycho.zoo").path(name)
+  return require("tycho.zoo").path(name), true
 end
 
 -- The template of chats that a file, the folder or the GGUF file has; nil where there is none.
@@ -96,16 +96,17 @@ local function chat_of(path, tokenizer, file)
     local template = metadata["tokenizer.chat_template"]
     return type(template) == "string" and hub.chat.new(template, variables) or nil
   end
-  local chat = hub.chat.load(path, nil, "") -- an empty one where there is none
-  return chat:render { { role = "user", content = "x" } } ~= "" and chat or nil
+  local fine, chat = pcall(hub.chat.load, path)
+  if fine then return chat end
+  if not tostring(chat):find("has no chat template", 1, true) then error(chat, 0) end
 end
 
 local function load(o)
   local hub = require "tycho.hub"
-  local path = find(o.model)
+  local path, ships = find(o.model)
   local tokenizer = hub.tokenizer(path)
   if not tokenizer then arguments.refuse("%s: expected a model with a tokenizer, got none", path) end
-  local model = hub.load(path, { device = o.device, dtype = o.dtype or o.device == "cpu" and "f32" or nil })
+  local model = hub.load(path, { device = o.device, dtype = o.dtype or ships and "f32" or nil })
   if not model.hidden then
     arguments.refuse("%s: expected a language model, got a %s", path, tostring(getmetatable(model).__name))
   end
@@ -140,7 +141,7 @@ function M.command(words)
   local engine, server
   fine, engine = pcall(serve.engine, model, { tokenizer = tokenizer })
   if not fine then return complain(engine) end
-  local name = o.name or o.model:gsub("/+$", ""):match "([^/]+)$" or "model"
+  local name = o.name or o.model:gsub("/+$", ""):gsub("%.gguf$", ""):match "([^/]+)$" or "model"
   local log = o.log and function(line) io.stderr:write(os.date "%H:%M:%S ", line, "\n") end or nil
   fine, server = pcall(serve.http, engine, { host = o.host, port = o.port, name = name, chat = chat, log = log,
     max_tokens = o.max_tokens, context = o.context, api_key = o.api_key, allow_origin = o.allow_origin })

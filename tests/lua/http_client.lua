@@ -37,7 +37,7 @@ function M.start(port, what, options)
       script[#script + 1] = "sleep " .. piece
     else
       write(("%s.%d"):format(path, i), piece)
-      script[#script + 1] = ("cat %s.%d >&3"):format(path, i)
+      script[#script + 1] = ("cat %s.%d >&3 || exit 0"):format(path, i)
     end
   end
   if o.deaf then script[#script + 1] = "sleep " .. o.deaf
