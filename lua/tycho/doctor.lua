@@ -50,7 +50,7 @@ local wanted = {
   libedit = { "the prompt has no line editing, history and completion", "libedit2" },
   libwebp = { "pictures in WebP cannot be read: built without it", "libwebp-dev" },
   libFLAC = { "sound in FLAC cannot be read: built without it", "libflac-dev" },
-  libmicrohttpd = { "`tycho watch` cannot show runs", "libmicrohttpd-dev" },
+  libmicrohttpd = { "`tycho watch` cannot show runs, `tycho serve` serve models", "libmicrohttpd-dev" },
 }
 
 local function describe_libraries()

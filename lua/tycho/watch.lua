@@ -71,7 +71,7 @@ function watch.command(words)
       info and "got a file" or "there is none of that name"))
     return 2
   end
-  local fine, server, port = pcall(core.http_core.listen, o.host, o.port)
+  local fine, server, port = pcall(core.http_core.listen, o.host, o.port, { body = 0 })
   if not fine then
     io.stderr:write((tostring(server):gsub("^[^\n]-%.lua:%d+: ", "")), "\n")
     return 1

@@ -1,4 +1,4 @@
-/* The `tycho` program: options as those of `lua`, and a few words of its own (recipes, doctor, help, version). */
+/* The `tycho` program: options as those of `lua`, and a few words of its own (recipes, serve, doctor, help, version). */
 #include "cli.h"
 
 #include <stdio.h>
@@ -12,6 +12,7 @@ static const char usage[] =
     "usage: tycho [options] [FILE.lua [arguments]]\n"
     "       tycho recipes [WORD]     the runnable recipes, or those that mention WORD\n"
     "       tycho watch [DIR]        a page, on this machine, of the training runs below DIR (runs): --help\n"
+    "       tycho serve MODEL        a language model behind OpenAI's API, on this machine: --help\n"
     "       tycho doctor             this machine, what Tycho found on it and what is missing\n"
     "       tycho help [NAME]        this text, or the documentation of an op or function\n"
     "       tycho version\n"
@@ -226,6 +227,7 @@ static int run_command(lua_State *L, const char *module, int argc, char **argv, 
 static bool run_word(lua_State *L, int argc, char **argv, const options *o, int *status, int *exit_status) {
   static const char *const modules[][2] = { { "recipes", "tycho.recipes" },
                                             { "watch", "tycho.watch" },
+                                            { "serve", "tycho.serve.command" },
                                             { "doctor", "tycho.doctor" } };
   const char *word = argv[o->script];
   if (o->standard_input || strcmp(argv[o->script - 1], "--") == 0) return false;

@@ -124,7 +124,7 @@ int ty_lua_open_tier(lua_State *L);                 /* leaves a table of what mo
 int ty_lua_open_comm(lua_State *L);                 /* leaves a table of what modules/dist is made of on the stack */
 int ty_lua_open_vmap(lua_State *L);                 /* leaves a table of what ty.vmap is made of on the stack */
 int ty_lua_open_profile(lua_State *L);              /* leaves a table of what profiles are made of on the stack */
-int ty_lua_open_http(lua_State *L);                 /* leaves a table of what `tycho watch` is made of on the stack */
+int ty_lua_open_http(lua_State *L);                 /* leaves a table of what servers of HTTP are made of */
 int ty_lua_open_probe(lua_State *L);                /* leaves a table of what modules/estimate measures with */
 int ty_lua_open_system(lua_State *L);               /* leaves a table of clocks and the terminal on the stack */
 

@@ -27,6 +27,7 @@ local substitutions = {
 local commands = {
   ["./run recipes/diffusion/digits.lua"] = { add = "--quick --out digits" },
   ["./run test"] = { reason = "is what runs this" },
+  ["./run serve kjv-lm"] = { reason = "runs until Ctrl-C: tests/modules/serve/command_test.lua" },
   ["./run watch runs"] = { reason = "runs until Ctrl-C: tests/lua/watch_test.lua" },
   ["./run recipes/llm/pretrain.lua"] = { add = "--quick --out pretrain", first = true },
   ['./run recipes/llm/generate.lua --model PATH --prompt "Once"'] = { add = "--quick --out generate" },

@@ -7,6 +7,7 @@
 --                                      once), reset (what stood before byte N is something else now: all anew)
 --   /file?path=PATH                    a picture below the folder
 local core = require "tycho.core"
+local is_host = require "tycho.watch.hosts"
 local runs = require "tycho.watch.runs"
 
 local http, encode = core.http_core, core.io.json_encode
@@ -32,19 +33,6 @@ end
 
 local function plain(status, text, more) return reply(status, "text/plain; charset=utf-8", text .. "\n", more) end
 local function json(value) return reply(200, "application/json", encode(value)) end
-
--- A page of another origin can make a name of its own lead to this machine, but not change what the browser sends as
--- the host: only names that are ours are answered. Addresses are no names.
-local function is_host(host, own)
-  if type(host) ~= "string" then return false end
-  local name = host:lower():match "^(%[[%x:.]+%])$" or host:lower():match "^(%[[%x:.]+%]):%d+$"
-    or host:lower():match "^([^:]*):?%d*$"
-  if name == "localhost" or name == "127.0.0.1" or name == "[::1]" then return true end
-  if own == "0.0.0.0" or own == "::" then
-    return name ~= nil and (name:find "^%d+%.%d+%.%d+%.%d+$" ~= nil or name:sub(1, 1) == "[")
-  end
-  return name == own or name == "[" .. own .. "]"
-end
 
 -- A number that tells what stands before a byte of a file from what stood there.
 local function mark_at(root, path, at)
