@@ -34,6 +34,8 @@ return {
 
   serve = {
     llm = "caches in pages, how tokens are chosen and what ends a text",
+    hub = "the command loads a model, its tokenizer and its template of chats",
+    zoo = "models that ship are served by name",
   },
 
   dist = {
