@@ -73,7 +73,7 @@ check.test("a model that ships, a port that is in use, Ctrl-C", function()
   local function ask(path, value)
     return clients.start(port, clients.request("POST", path, ty.io.json_encode(value), key))
   end
-  local list = { ask("/v1/completions", { prompt = "And the king said", max_tokens = 4 }),
+  local list = { ask("/v1/completions", { prompt = "And the king said", max_tokens = 4, temperature = 0 }),
     ask("/v1/chat/completions", { messages = { { role = "user", content = "And" } }, max_tokens = 4, stream = true }),
     clients.start(port, clients.request("GET", "/v1/models")) }
   check.ok(clients.drive(function() ty.system.sleep(0.02) end, table.unpack(list)))
