@@ -5,9 +5,10 @@
 -- time: 60 minutes a seed on one CPU core
 --
 -- Each step takes scenes with their captions and, as an eighth of the batch, single emoji with their names, so that the
--- model knows more words than the grammar of the scenes has. The ten objects that no training scene has are left out
--- of those emoji too. Captions among the hundred are of other scenes, drawn at random; two that read the same count as
--- one.
+-- model knows more words than the grammar of the scenes has. The ten objects that no training scene has are left out of
+-- those emoji too. Captions among the hundred are of other scenes, drawn at random; two that read the same count as
+-- one. With 64 channels in the place of 128 in both, 0.66 million parameters, 0.795 of the captions were found, and
+-- 0.759 of combinations never seen.
 local ty = require "tycho"
 local hub, models, vlm, zoo = require "tycho.hub", require "tycho.models", require "tycho.vlm", require "tycho.zoo"
 local scenes = zoo.scenes
