@@ -3,13 +3,14 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
 local defaults = { epochs = 100, patience = 10, batch = 64, seed = 0, augment = arguments.none,
-  watch = arguments.none, device = "cpu" }
+  watch = arguments.none, last = false, device = "cpu" }
 local kinds = { epochs = "an integer >= 1", patience = "an integer >= 1", batch = "an integer >= 1",
   seed = "an integer", augment = "a function", watch = "a function" }
 
 --- Trains on batches of a set, drawn anew each epoch, and keeps the weights that were best on another. options: epochs
 -- (100), patience (10: epochs without a better accuracy after which it ends), batch (64), seed (0), augment(x) (what a
--- batch is made into), watch(epoch, accuracy, losses) (called after each epoch), device ("cpu": whose energy is counted
+-- batch is made into), watch(epoch, accuracy, losses) (called after each epoch), last (false; true: all epochs, and the
+-- weights of the last, where what is learnt from changes), device ("cpu": whose energy is counted
 -- besides that of the processors). Returns epochs, best (of these), accuracy (of the best), and energy, a reading of
 -- ty.energy over all of it, validation included; the learner has the best weights.
 ---@param learner Learner
@@ -52,7 +53,7 @@ return function(learner, training, validation, options)
     local accuracy = learner:accuracy(validation)
     found.epochs = epoch
     if o.watch then o.watch(epoch, accuracy, sums) end
-    if accuracy > found.accuracy then
+    if o.last or accuracy > found.accuracy then
       found.accuracy, found.best, kept = accuracy, epoch, {}
       for name, tensor in pairs(learner.model:state_dict()) do kept[name] = tensor:detach():clone() end
     elseif epoch - found.best >= o.patience then

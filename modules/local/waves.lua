@@ -58,7 +58,7 @@ local function system(who, o, parts, run)
   return self
 end
 
-local sizes = { inputs = "an integer in [1, 65536]", outputs = "an integer in [1, 65536]", seed = "an integer" }
+local sizes = { inputs = "an integer in [1, 4096]", outputs = "an integer in [1, 4096]", seed = "an integer" }
 
 --- A multimode fibre: amplitudes turn phases of light that a disordered medium mixes, and a camera that saturates sees
 -- intensity I / (1 + I), I = |T exp(i pi x s)|^2 of a random T and the scale s. options: inputs, outputs, seed (0),
@@ -93,7 +93,7 @@ function M.plate(options)
   local who = "local.waves.plate"
   local o = arguments.read(who, options, { inputs = arguments.none, outputs = arguments.none, seed = 0, side = 12,
     steps = 32, drive = 4, stiffness = 0.1, damping = 0.02, device = "cpu" }, { inputs = sizes.inputs,
-    outputs = sizes.outputs, seed = sizes.seed, side = "an integer in [2, 64]", steps = "an integer in [2, 100000]",
+    outputs = sizes.outputs, seed = sizes.seed, side = "an integer in [2, 32]", steps = "an integer in [2, 1000]",
     drive = "a finite number", stiffness = "a finite number", damping = "a finite number" })
   arguments.expect(who, "inputs", o.inputs, sizes.inputs)
   arguments.expect(who, "outputs", o.outputs, sizes.outputs)

@@ -5,7 +5,7 @@
 -- paper: Su et al. 2024, "Momentum Auxiliary Network for Supervised Local Learning"
 -- time: 12 minutes on one CPU core
 --
--- Kinds of dyed things in pictures of 16 x 16, held out in colours and marks that training never shows with them. All
+-- Kinds of dyed things in pictures of 8 x 8, held out in colours and marks that training never shows with them. All
 -- ways have the same network, steps, batches and classifiers (InfoPro's, a convolution and two linear layers); rates
 -- from one list, chosen by the first seed's validation, by which training ends as well. Memory is the most bytes at
 -- once in a step with all that stays: weights, moments, averages, the classifiers of blocks. The blocks alone, without
@@ -18,18 +18,18 @@ local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "training", 1500, "pictures to train on", quick = 32 }, { "held_out", 2000, "of the test", quick = 32 },
+    { "training", 3000, "pictures to train on", quick = 32 }, { "held_out", 2000, "of the test", quick = 32 },
     { "units", 5, "of each of three stages", quick = 2 }, { "width", 8, "channels of the first stage", quick = 4 },
     { "cuts", { 2, 3, 4, 6, 11 }, "last unit of each block but the last", quick = { 2, 4 } },
     { "momentum", 0.95, "of the averages" },
     { "epochs", 24, "at most", quick = 1 }, { "patience", 8, "epochs without a better validation before the end" },
     { "rates", { 3e-3, 1e-3 }, "of AdamW, tried" },
-    { "batch", 64, "pictures of a step whose bytes are measured", quick = 16 },
+    { "batch", 128, "pictures of a step", quick = 16 }, { "side", 8, "pixels" },
   },
 }
 local args = r.args
 local task = learning.tasks.things { training = args.training, validation = r.quick and 32 or 1000,
-  held_out = args.held_out, device = r.device }
+  held_out = args.held_out, side = args.side, device = r.device }
 
 -- The network as units one after the other: the first convolution, residual units, the classifier.
 local function units()
@@ -71,12 +71,13 @@ for _, way in ipairs(ways) do
 end
 
 for i, seed in ipairs(r.seeds) do
-  for _, way in ipairs(ways) do
+  for _, way in ipairs(i == 1 and ways or { ways[1], ways[2], ways[3] }) do
     local result = r:choose(way[1], args.rates, function(rate)
       ty.manual_seed(seed)
       local learner, curve = r:place(function() return way[2](rate) end), {}
-      local fit = learning.fit(learner, task.training, task.validation, { epochs = args.epochs, seed = seed,
-        patience = args.patience, device = r.device, watch = function(epoch, accuracy) curve[epoch] = accuracy end })
+      local fit = learning.fit(learner, task.training, task.validation, { epochs = args.epochs, batch = args.batch,
+        seed = seed, patience = args.patience, device = r.device,
+        watch = function(epoch, accuracy) curve[epoch] = accuracy end })
       local accuracy = learner:accuracy(task.held_out)
       r:say("%-20s seed %d, rate %.0e: %.4f held out, %.4f validation, %d epochs, %.0f s of processors", way[1], seed,
         rate, accuracy, fit.accuracy, fit.epochs, fit.energy.processor_seconds)
@@ -98,8 +99,7 @@ os.exit(r:finish {
     bar = 0.97 },
   { claim = "things recognised, more than with classifiers alone",
     values = ty.stats.differences(own, found["classifiers alone"]), bar = 0.01 },
-  { claim = "more than with the bias alone", values = ty.stats.differences(own, found["bias alone"]),
-    judged = false },
+  { claim = "more than with the bias alone, first seed", measured = own[1] - found["bias alone"][1], judged = false },
   { claim = "bytes saved with classifiers alone", measured = 1 - bytes["classifiers alone"] / bytes["end to end"],
     judged = false },
 }, true)
