@@ -12,6 +12,7 @@ local function draw(shape, seed, which, kind) return ty.seeded_noise(ty.zeros(sh
 -- Positions in random order.
 local function shuffled(count, seed, which) return draw({ count }, seed, which, "uniform"):argsort() end
 
+--- A system of waves: one of fibre() or plate(). It has `parts`, the tensors that it is made of.
 ---@class WaveSystem
 ---@field inputs integer
 ---@field outputs integer

@@ -18,12 +18,12 @@ local nn = ty.nn
 local r = ty.recipe.declare {
   seeds = 3,
   args = {
-    { "training", 3000, "pictures to train on", quick = 32 }, { "held_out", 2000, "of the test", quick = 32 },
+    { "training", 2000, "pictures to train on", quick = 32 }, { "held_out", 2000, "of the test", quick = 32 },
     { "units", 5, "of each of three stages", quick = 2 }, { "width", 8, "channels of the first stage", quick = 4 },
     { "cuts", { 2, 3, 4, 6, 11 }, "last unit of each block but the last", quick = { 2, 4 } },
     { "momentum", 0.95, "of the averages" },
     { "epochs", 24, "at most", quick = 1 }, { "patience", 8, "epochs without a better validation before the end" },
-    { "rates", { 3e-3, 1e-3 }, "of AdamW, tried" },
+    { "rates", { 3e-3, 1e-2 }, "of AdamW, tried" },
     { "batch", 128, "pictures of a step", quick = 16 }, { "side", 8, "pixels" },
   },
 }
@@ -55,7 +55,7 @@ local ways = {
   { "end to end", function(rate) return learning.blocks.end_to_end(units(), { rate = rate }) end },
   { "momentum auxiliary", blocks_with "momentum" },
   { "classifiers alone", blocks_with "none" },
-  { "bias alone", blocks_with "bias" },
+  { "bias alone", blocks_with "bias", { args.rates[1] } },
 }
 r:say("%d blocks of %d units\n", #args.cuts + 1, 3 * args.units + 2)
 
@@ -72,7 +72,7 @@ end
 
 for i, seed in ipairs(r.seeds) do
   for _, way in ipairs(i == 1 and ways or { ways[1], ways[2], ways[3] }) do
-    local result = r:choose(way[1], args.rates, function(rate)
+    local result = r:choose(way[1], way[3] or args.rates, function(rate)
       ty.manual_seed(seed)
       local learner, curve = r:place(function() return way[2](rate) end), {}
       local fit = learning.fit(learner, task.training, task.validation, { epochs = args.epochs, batch = args.batch,

@@ -80,6 +80,24 @@ check.test("two layers learn around boxes that no gradient passes", function()
   check.ok(l:accuracy { x = x, label = label } > 0.9, "read")
 end)
 
+check.test("a network through models learns from end to end, and reads through the boxes in their place", function()
+  ty.manual_seed(3)
+  local fibre = waves.fibre { inputs = 7, outputs = 6, scale = 1 }
+  local l = physical.in_silico { classes = 3, width = 4, systems = { function(x) return fibre:measure(x) end, false },
+    outputs = { 6, 0 }, hidden = 5, around = false }
+  local x, label = ty.rand(6, 4), ty.randint(0, 3, { 6 })
+  local loss = l.stages[1].loss(l.stages[1].forward(x), label)
+  for _, g in ipairs(ty.grad(loss, l.model:parameters())) do check.ok(g:abs():max():item() > 0, "a gradient") end
+  local through = l:scores(x):tolist()
+  l.systems[1] = physical.black_box("fibre", function(input) return fibre:measure(input) end)
+  check.close(l:scores(x):tolist(), through, 1e-6)
+  l.systems[1] = physical.black_box("fibre", function(input) return fibre:measure(input) * 0 end)
+  check.ok(math.abs(l:scores(x):tolist()[1][1] - through[1][1]) > 1e-4, "another system")
+  l.systems[1] = physical.black_box("pond", function(input) return fibre:measure(input) end)
+  check.fails(function() l.stages[1].loss(l.stages[1].forward(x:clone():requires_grad_()), label):backward() end,
+    "pond: a gradient was asked")
+end)
+
 check.test("systems of waves: of a seed, of what they are made of, and a fibre by hand", function()
   local x = ty.rand(3, 6)
   for _, name in ipairs { "fibre", "plate" } do
