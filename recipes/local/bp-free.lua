@@ -83,6 +83,10 @@ local ways = {
     return learning.cascaded(blocks_of(task), { classes = task.classes, rate = rate,
       example = task.training.x:narrow(0, 0, 2) })
   end },
+  { "Cascaded-Forward, feedback", function(task, rate)
+    return learning.cascaded(blocks_of(task), { classes = task.classes, rate = rate, feedback = true,
+      example = task.training.x:narrow(0, 0, 2) })
+  end },
 }
 
 local found, curves = {}, {}

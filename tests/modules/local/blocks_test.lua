@@ -132,6 +132,25 @@ check.test("Cascaded-Forward leaves blocks alone; its scores are the mean of wha
   check.close(learner:scores(x):tolist(), want:tolist(), 1e-12)
 end)
 
+check.test("by feedback a block's gradient is that of what it gives, with e B in the place of the loss's", function()
+  ty.manual_seed(8)
+  local x, label = data(6, 5, 3)
+  local layers = { dense(5, 6), dense(6, 4) }
+  local learner = nn.with_defaults(f64, learning.cascaded, layers, { classes = 3, example = x, feedback = true })
+  local _, target = learner.prepare(x, label)
+  local first, last = learner.model.predictors[1], learner.model.predictors[2]
+  local h = layers[1](x)
+  local e = last(layers[2](h)):softmax(1) - ty.one_hot(label, 3):to "f64"
+  check.close(target.wrong:tolist(), e:tolist(), 1e-12)
+  local weights = layers[1]:parameters()
+  local found = learning.blocks.gradients(learner.stages, x, target, { weights, layers[2]:parameters() })
+  local want = ty.grad(h, weights, { grad_outputs = e:detach():matmul(first.feedback) / 6 })
+  for k in ipairs(weights) do check.close(found[1][k]:tolist(), want[k]:tolist(), 1e-12) end
+  local true_gradient = ty.grad(nn.cross_entropy(last(layers[2](h:detach())), label), layers[2]:parameters())
+  for k, g in ipairs(true_gradient) do check.close(found[2][k]:tolist(), g:tolist(), 1e-12) end
+  check.close(first.feedback:square():sum(1):tolist(), { 1, 1, 1 }, 1e-6)
+end)
+
 check.test("a block's graph is gone before the next one's begins", function()
   local function peak(in_blocks)
     ty.manual_seed(7)
