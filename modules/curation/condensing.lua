@@ -21,6 +21,7 @@ M.arguments = {
   { "learn", 150, "steps of these", quick = 2 },
 }
 
+--- A real set to distil, with experts that learnt it, and what judges small sets: what condensing.new returns.
 ---@class CondensingTrial
 ---@field real { image: Tensor, label: Tensor }  to distil
 ---@field choose { image: Tensor, label: Tensor } for choices

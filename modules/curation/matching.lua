@@ -43,10 +43,10 @@ end
 --- Distils: makes the pictures of a set such that of each class their features are like those of real pictures. A
 -- round draws a network and so many real pictures of each class, and the pictures take a step of Adam down. by:
 -- "means", or "characteristic", whose frequencies a network draws that takes a step up meanwhile (learn: true) or that
--- are drawn from the normal distribution. Features are what model:embed(images) gives, for "characteristic" at length
--- 1. options: by ("characteristic"), rounds (400), real (64: pictures of a class in a round), image_lr (0.05),
--- frequencies (512), learn (true), sampler_lr (1e-3), amplitude (0.5), phase (0.5), watch (a function of round and
--- loss).
+-- are drawn from the normal distribution. Features are what model:embed(images) gives, for "characteristic" all of
+-- one length. options: by ("characteristic"), rounds (400), real (64: pictures of a class in a round), image_lr (0.05),
+-- frequencies (512), learn (true), sampler_lr (1e-3), length (1: of the features), amplitude (0.5), phase (0.5), watch
+-- (a function of round and loss).
 ---@param model Module          with embed(images); its weights are overwritten
 ---@param networks Tensor[][]   weights to draw from, lists in the order of its parameters
 ---@param real { image: Tensor, label: Tensor }
@@ -62,9 +62,10 @@ function M.distil(model, networks, real, set, options)
   local pictures, truth = labelled(who, "real", real)
   local start, label, n = labelled(who, "set", set)
   local o = arguments.read(who, options, { by = "characteristic", rounds = 400, real = 64, image_lr = 0.05,
-    frequencies = 512, learn = true, sampler_lr = 1e-3, amplitude = 0.5, phase = 0.5, watch = arguments.none },
+    frequencies = 512, learn = true, sampler_lr = 1e-3, length = 1, amplitude = 0.5, phase = 0.5,
+    watch = arguments.none },
     { by = '"means" or "characteristic"', rounds = "an integer >= 0", real = "an integer >= 1",
-      image_lr = "a number > 0", frequencies = "an integer >= 2", sampler_lr = "a number > 0",
+      image_lr = "a number > 0", frequencies = "an integer >= 2", sampler_lr = "a number > 0", length = "a number > 0",
       amplitude = "a number >= 0", phase = "a number >= 0", watch = "a function" })
   if #networks == 0 then arguments.fail("%s: networks: expected at least one, got none", who) end
   local groups, parameters = classes_of(pictures, truth), model:parameters()
@@ -108,7 +109,7 @@ function M.distil(model, networks, real, set, options)
       else
         local t = sampler and sampler(o.frequencies)
           or ty.randn({ o.frequencies, width }, { device = image.device, dtype = image.dtype })
-        loss = characteristic.discrepancy(ty.nn.normalize(sample), ty.nn.normalize(features), t,
+        loss = characteristic.discrepancy(ty.nn.normalize(sample) * o.length, ty.nn.normalize(features) * o.length, t,
           { amplitude = o.amplitude, phase = o.phase }):sum()
       end
       local inputs = { image }
