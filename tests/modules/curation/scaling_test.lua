@@ -47,7 +47,7 @@ check.test("as many labels as asked for are wrong, and wrong ones are of all oth
   check.fails(function() scaling.first(set, n + 1) end, "count: expected an integer in [1, 20000]")
 end)
 
-check.test("a network is carried over: its body helps and is left as it was; a head alone changes nothing else", function()
+check.test("a network is carried over: its body helps and stays as it was; a head alone changes no more", function()
   ty.manual_seed(6)
   local pattern = ty.randn(6, 1, 8, 8)
   local function draw(n, first)

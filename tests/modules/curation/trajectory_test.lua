@@ -155,4 +155,22 @@ check.test("herding takes the sample whose mean is nearest; a set is judged by n
   check.close(condensed.loss(logits, hot):item(), condensed.loss(logits, label):item(), 1e-6)
 end)
 
+check.test("a trial: parts for choices, experts, a judge, a sheet", function()
+  local function make() return models.ConvNet { in_channels = 1, size = 4, classes = 2, width = 4, blocks = 1 } end
+  local label = ty.arange(50) % 2
+  local all = { image = ty.randn(50, 1, 4, 4) + (label:to "f32" * 4 - 2):reshape(50, 1, 1, 1), label = label }
+  local trial = curation.condensing.new(all, all, make, { experts = 2, epochs = 3, batch_size = 10, networks = 1,
+    learn = 15, choose = 0.2 })
+  check.equal(trial.choose.label.shape, { 10 })
+  check.equal(trial.real.label.shape, { 40 })
+  check.equal(#trial:weights(), 8)
+  check.ok(ty.equal(trial:teacher().classifier.bias, trial.experts[1][4][6]))
+  local small = condensed.random(trial.real, 2)
+  check.ok(trial:judge(small) > 0.8)
+  check.ok(trial:judge(small, trial.choose) >= 0)
+  check.equal(curation.condensing.sheet({ small, small }, { scale = 1, gap = 0 }).pixels.shape, { 1, 8, 16 })
+  check.fails(function() curation.condensing.sheet { small, condensed.random(trial.real, 1) } end,
+    "sets: expected 4 pictures of each, got 2 of number 2")
+end)
+
 check.finish()
