@@ -1,4 +1,3 @@
---- Training and inference on several ranks: require "tycho.dist".
 --
 --     local dist = require "tycho.dist"
 --     local results = dist.run(4, function(group)      -- four ranks, each a thread with a Lua state of its own
@@ -24,7 +23,8 @@
 --     pipeline_trial      what a pipeline takes, for recipes
 --     timeline            pictures of what ranks did when
 --     universal           checkpoints of ranks that other numbers of ranks go on from
---     universal_trial     training that such checkpoints are of, for the recipe
+--     universal_trial     training that such checkpoints are of, for recipes
+--     universal_kills     such training that is killed and goes on
 --     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
 --     CO2                 one whose all-reduce has the next round to arrive
 --     local_updates       these, who exchanges with whom, and how far replicas are apart
@@ -75,6 +75,7 @@ return require "tycho.lazy" ({
   tensor_parallel = "tycho.dist.tensor_parallel",
   timeline = "tycho.dist.timeline",
   universal = "tycho.dist.universal",
+  universal_kills = "tycho.dist.universal_kills",
   universal_trial = "tycho.dist.universal_trial",
   unpadded = "tycho.dist.unpadded",
   unpadded_trial = "tycho.dist.unpadded_trial",
