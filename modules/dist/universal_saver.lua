@@ -58,10 +58,9 @@ local function writer(rank, ranks, rate, patience)
     local parent, name = path:match "^(.*)/([^/]*)$"
     parent, name = parent or ".", name or path
     local stem = name .. ".partial"
+    local ours = stem .. "-" .. token .. "-"
     for _, other in ipairs(fs.listdir(parent)) do
-      if other:sub(1, #stem) == stem and other:sub(1, #stem + #token + 1) ~= stem .. "-" .. token then
-        sweep(parent .. "/" .. other)
-      end
+      if other:sub(1, #stem) == stem and other:sub(1, #ours) ~= ours then sweep(parent .. "/" .. other) end
     end
   end
 
@@ -101,7 +100,7 @@ local function new(group, options)
     { chunk = "an integer >= 1", rate = "an integer >= 0", patience = "a number > 0" })
   local token = texts.broadcast(group, ("%d-%d"):format(math.floor(1000 * ty.core.system.time()),
     ty.core.system.pid()))
-  return setmetatable({ group = group, chunk = o.chunk, token = token, number = 0, buffers = {},
+  return setmetatable({ group = group, chunk = o.chunk, token = token, number = 0, buffers = {}, seen = {},
     thread = ty.thread.new(writer, group.rank, group.size, o.rate, o.patience),
     stats = { saves = 0, stalls = {}, seconds = {}, bytes = 0, had = 0, plans = 0 } }, Saver)
 end
@@ -186,9 +185,9 @@ function Saver:save(path, pieces, values)
   end)
   self.number = self.number + 1
   self.thread:send { folder = ("%s.partial-%s-%d"):format(path, self.token, self.number), path = path,
-    token = self.token, first = self.number == 1, tensors = self.buffers, entries = self.fresh and self.entries or nil,
-    values = values or {}, began = began }
-  self.fresh = false
+    token = self.token, first = not self.seen[path], tensors = self.buffers, values = values or {}, began = began,
+    entries = self.fresh and self.entries or nil }
+  self.fresh, self.seen[path] = false, true
   local stats = self.stats
   stats.saves = stats.saves + 1
   stats.stalls[stats.saves] = group:clock() - since

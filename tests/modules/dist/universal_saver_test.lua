@@ -245,6 +245,23 @@ test("what training does while it is written is not written", function()
   equal({ x:narrow(0, 50000, 50000):min():item(), x:narrow(0, 50000, 50000):max():item() }, { 22, 22 })
 end)
 
+test("what killed runs have left beside a checkpoint goes; what others have does not", function()
+  local path = scratch.file "left"
+  for _, name in ipairs { "left.partial-1-2-3", "left.partial", "left-of.partial-1-2-3", "left.previous" } do
+    ty.io.mkdir(scratch.file(name))
+    scratch.spit(name .. "/rank-0000.json", "{}")
+  end
+  dist.run(2, function(group)
+    local u = require "tycho.dist".universal
+    local saver <close> = u.saver(group)
+    for n = 1, 2 do saver:save(path, own_pieces(u.language(rules), group.rank, group.size), { n = n }) end
+    saver:wait()
+  end)
+  local there = {}
+  for _, name in ipairs(ty.io.listdir(scratch.folder)) do if name:find "^left" then there[#there + 1] = name end end
+  equal(there, { "left", "left-of.partial-1-2-3" })
+end)
+
 test("jobs that are killed lose nothing, and go on bit for bit", function()
   local report = dist.universal_kills.run { folder = scratch.file "kills", kills = 2, longest = 0.5, width = 32,
     layers = 1, rate = 2000000, more = 4 }
