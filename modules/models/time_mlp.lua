@@ -75,8 +75,8 @@ function TimeMLP:init(options)
   nn.init.zeros(self.linear.bias)
 end
 
---- x [n, ...] of `features` numbers each, t [n] from 0 to 1000: shaped like x, or [n, outputs]. condition: labels (i64 [n]; null_label
--- for any class), where there are classes.
+--- x [n, ...] of `features` numbers each, t [n] from 0 to 1000: shaped like x, or [n, outputs]. condition: labels (i64
+-- [n]; null_label for any class), where there are classes.
 ---@param x Tensor
 ---@param t Tensor
 ---@param condition? {labels: Tensor}
