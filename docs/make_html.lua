@@ -27,6 +27,7 @@ local function documents()
     local id = name:match "^(%d+%-.*)%.md$"
     if id then tutorials[#tutorials + 1] = { id, "docs/tutorials/" .. name, "Tutorials" } end
   end
+  table.sort(tutorials, function(a, b) return tonumber(a[1]:match "%d+") < tonumber(b[1]:match "%d+") end)
   table.move(tutorials, 1, #tutorials, #list + 1, list)
   for _, page in ipairs { { "pytorch", "docs/pytorch.md", "Tycho" }, { "systems", "docs/systems.md", "Tycho" },
     { "examples", "examples/README.md", "Tycho" }, { "contributing", "CONTRIBUTING.md", "Tycho" } } do

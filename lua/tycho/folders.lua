@@ -33,13 +33,14 @@ end
 
 --- What begin() made takes the place of what is at `path`.
 ---@param path string
-function M.replace(path)
+---@param partial? string  the folder that does, where it is another one
+function M.replace(path, partial)
   local previous = path .. ".previous"
   if io.exists(path) then
     M.remove(previous)
     rename(path, previous)
   end
-  rename(path .. ".partial", path)
+  rename(partial or path .. ".partial", path)
   M.remove(previous)
 end
 

@@ -33,6 +33,8 @@
 --     measure     how alike pictures are, and sets of them
 --     subject     things that are shown and not named, and a factory of pairs to learn that from
 --     unlearn     making a network forget a concept and keep the rest
+--     experts     networks that have learnt parts of the data, and a router that weights them
+--     principal   small pictures as few numbers
 --     FlowMap     jumps along the paths of a flow, learnt by self-distillation
 --     tokens      generators over tokens: the loop that draws them, and tokenizers
 --     binary      diffusion of bits
@@ -78,6 +80,7 @@ return require "tycho.lazy" ({
   published = require "tycho.diffusion.published",
   prediction = require "tycho.diffusion.prediction",
   preference = require "tycho.diffusion.preference",
+  principal = require "tycho.diffusion.principal",
   schedule = require "tycho.diffusion.schedule",
   search = require "tycho.diffusion.search",
   seeds = require "tycho.diffusion.seeds",
@@ -92,6 +95,7 @@ return require "tycho.lazy" ({
   tokens = require "tycho.diffusion.tokens",
   unlearn = require "tycho.diffusion.unlearn",
   weighting = require "tycho.diffusion.weighting",
+  experts = require "tycho.diffusion.experts",
   DiT = require "tycho.models.dit",
   UNet = require "tycho.models.unet",
 }, {}, "tycho.diffusion")

@@ -7,6 +7,7 @@
 --     end)
 --
 --     run                 a function as several ranks
+--     open                ranks that stay, and do what they are asked
 --     world               the ranks that MPI has started: mpirun -n 4 tycho SCRIPT
 --     RankGroup           what a rank exchanges with others (group.lua)
 --     copied, summed ...  collectives with a history (functional.lua)
@@ -24,7 +25,8 @@
 --     pipeline_trial      what a pipeline takes, for recipes
 --     timeline            pictures of what ranks did when
 --     universal           checkpoints of ranks that other numbers of ranks go on from
---     universal_trial     training that such checkpoints are of, for the recipe
+--     universal_trial     training that such checkpoints are of, for recipes
+--     universal_kills     such training that is killed and goes on
 --     DiLoCo, NoLoCo      outer optimizers of replicas that train by themselves for some steps (local_updates.lua)
 --     CO2                 one whose all-reduce has the next round to arrive
 --     local_updates       these, who exchanges with whom, and how far replicas are apart
@@ -32,6 +34,8 @@
 --     monitor             names a slow, hung or dead rank from its collectives, and starts the job again without it
 --     monitored_training  a job for it: data-parallel training from checkpoints, with faults
 --     sequence_parallel   sequences over ranks, with ring_attention
+--     inference           an engine of ranks, called as one model (inference.lua)
+--     peer_memory         layers that a rank has no room for, with others
 --     decoding            what a prompt and tokens take by a rank's clock
 --     unpadded            sequences of all lengths without padding, and as much work for every rank
 --     workload            what ranks train where ways to train are compared
@@ -39,6 +43,7 @@ local functional = require "tycho.dist.functional"
 
 return require "tycho.lazy" ({
   run = require("tycho.dist.ranks").run,
+  open = require("tycho.dist.ranks").open,
   world = require("tycho.dist.ranks").world,
   RankGroup = require "tycho.dist.group",
   copied = functional.copied,
@@ -57,6 +62,7 @@ return require "tycho.lazy" ({
   global = "tycho.dist.global",
   grid = "tycho.dist.grid",
   grid_trial = "tycho.dist.grid_trial",
+  inference = "tycho.dist.inference",
   ladder_residual = "tycho.dist.ladder",
   local_training = "tycho.dist.local_training",
   local_updates = "tycho.dist.local_updates",
@@ -66,6 +72,7 @@ return require "tycho.lazy" ({
   NoLoCo = { "tycho.dist.local_updates", "NoLoCo" },
   onebit_adam = { "tycho.dist.onebit_adam", "new" },
   pack_signs = { "tycho.dist.sign_mean", "pack" },
+  peer_memory = "tycho.dist.peer_memory",
   pipeline = "tycho.dist.pipeline",
   pipeline_trial = "tycho.dist.pipeline_trial",
   ring_attention = { "tycho.dist.sequence_parallel", "attention" },
@@ -75,6 +82,7 @@ return require "tycho.lazy" ({
   tensor_parallel = "tycho.dist.tensor_parallel",
   timeline = "tycho.dist.timeline",
   universal = "tycho.dist.universal",
+  universal_kills = "tycho.dist.universal_kills",
   universal_trial = "tycho.dist.universal_trial",
   unpadded = "tycho.dist.unpadded",
   unpadded_trial = "tycho.dist.unpadded_trial",

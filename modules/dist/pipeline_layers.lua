@@ -32,16 +32,19 @@ function Layer:init(model, number)
   self.interleaved = model.interleaved or false
 end
 
--- [n, t, hidden] to the same: the stream with all that is added to it.
-function Layer:forward(x)
+-- [n, t, hidden] to the same: the stream with all that is added to it. packed: of sequences in x [1, n, hidden] their
+-- cu_seqlens, positions i64 [1, n], and longest.
+function Layer:forward(x, packed)
   local t = x.shape[2]
-  local at = { causal = true, interleaved = self.interleaved, layer = self.number }
-  at.cos, at.sin = self.rotary:table(t, x.device)
-  at.cos, at.sin = at.cos:narrow(0, 0, t), at.sin:narrow(0, 0, t)
-  if self.local_rotary then
-    at.local_cos, at.local_sin = self.local_rotary:table(t, x.device)
-    at.local_cos, at.local_sin = at.local_cos:narrow(0, 0, t), at.local_sin:narrow(0, 0, t)
+  local at = { causal = true, interleaved = self.interleaved, layer = self.number,
+    cu_seqlens = packed and packed.cu_seqlens }
+  local function turns(by)
+    local cos, sin = by:table(packed and packed.longest or t, x.device)
+    if not packed then return cos:narrow(0, 0, t), sin:narrow(0, 0, t) end
+    return ty.embedding(cos, packed.positions):unsqueeze(1), ty.embedding(sin, packed.positions):unsqueeze(1)
   end
+  at.cos, at.sin = turns(self.rotary)
+  if self.local_rotary then at.local_cos, at.local_sin = turns(self.local_rotary) end
   local stream, more = self.layer(x, nil, at)
   return more and stream + more or stream
 end

@@ -13,6 +13,9 @@
 --       { "", "replicated" },                                -- all have the same
 --     }
 --
+-- Besides save() and open() there are saver(), which saves while training goes on, and load(), by which ranks read what
+-- they want straight from what was saved, each byte once.
+--
 --   <path>/rank-0000.json, rank-0000.safetensors ...  what ranks saved
 --   <path>/state.json, checksums.json                 plain values, and sums of these files
 --   <path>/atoms/                                     index.json, 00000.safetensors ..., checksums.json
@@ -20,15 +23,17 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local folders = require "tycho.folders"
 local Group = require "tycho.dist.group"
+local files = require "tycho.dist.universal_files"
 local parts_of = require "tycho.dist.universal_parts"
 local shipped = require "tycho.shipped"
 
 local expect, fail = arguments.expect, arguments.fail
 local io = ty.io
 local M = {}
-local version = 1
 
 M.language = parts_of.language
+M.saver = require "tycho.dist.universal_saver"
+M.load = require "tycho.dist.universal_reader"
 
 -- The folder that holds the newest complete checkpoint, or nil.
 local function find(path) return folders.find(path, "state.json") end
@@ -43,17 +48,6 @@ end
 
 -- ---- saving ----
 
-local function check_values(who, values)
-  for key, value in pairs(values) do
-    local fine = type(value) == "string" or type(value) == "boolean"
-      or type(value) == "number" and value - value == 0
-    if type(key) ~= "string" or not fine then
-      fail("%s: values: expected texts, booleans and finite numbers by name, got %s = %s", who, tostring(key),
-        arguments.describe(value))
-    end
-  end
-end
-
 --- Saves what the ranks of a group have, each its own, at the same time. A piece is { name, slot, tensor, part,
 -- begin }: of a parameter's slot ("weight", "exp_avg" and so on) that part which language:part() gives, or of this,
 -- laid flat, the elements from `begin` on (0), as ranks have that share an optimizer's state. A kill at any moment
@@ -62,64 +56,42 @@ end
 ---@param path string  a folder
 ---@param pieces { name: string, slot: string, tensor: Tensor, part: UniversalPart, begin?: integer }[]
 ---@param values? table<string, string|number|boolean>  of rank 0: steps and the like
-function M.save(group, path, pieces, values)
+---@param options? { rate?: integer }  bytes a second that a rank writes at most (0: no limit)
+function M.save(group, path, pieces, values, options)
   local who = "dist.universal.save"
   Group.expect(who, group)
   expect(who, "path", path, "a string")
   expect(who, "pieces", pieces, "a list of tables")
   expect(who, "values", values, "a table or nil")
-  check_values(who, values or {})
-  local tensors, list = {}, ty.core.io.array {}
+  files.check_values(who, values or {})
+  local o = arguments.read(who, options, { rate = 0 }, { rate = "an integer >= 0" })
+  local tensors, entries = {}, {}
   for i, piece in ipairs(pieces) do
     parts_of.check_piece(who, i, piece)
-    local key, begin = ("%d"):format(i), piece.begin or 0
+    local key = ("%d"):format(i)
     tensors[key] = piece.tensor:detach():contiguous()
-    list[i] = { key = key, name = piece.name, slot = piece.slot, begin = begin, part = parts_of.plain(piece.part) }
+    entries[i] = { key = key, name = piece.name, slot = piece.slot, begin = piece.begin or 0,
+      part = parts_of.plain(piece.part) }
   end
-  local partial = path .. ".partial"
   if group.rank == 0 then folders.begin(path) end
   group:barrier()
-  local file = ("%s/rank-%04d"):format(partial, group.rank)
-  local sum = io.save_safetensors(file .. ".safetensors", tensors, nil, { crc32 = true })
-  io.save_json(file .. ".json", { version = version, pieces = list })
-  local gathered = group:all_gather(ty.tensor({ sum }, { dtype = "i64" })):tolist() -- once all have written
-  if group.rank == 0 then
-    local sums = {}
-    for rank, of in ipairs(gathered) do sums[("rank-%04d.safetensors"):format(rank - 1)] = of end
-    io.save_json(partial .. "/state.json", { version = version, ranks = group.size, values = values or {} })
-    shipped.write_checksums(partial, { sums = sums })
-    folders.replace(path)
-  end
+  files.write(path .. ".partial", group.rank, tensors, entries, o.rate)
+  group:barrier()
+  if group.rank == 0 then files.commit(path, path .. ".partial", group.size, values or {}) end
   group:barrier()
 end
 
 -- ---- putting together ----
 
-local function read_json(who, path)
-  local ok, value = pcall(io.load_json, path, { values = 10000000 })
-  if not ok or type(value) ~= "table" then
-    fail("%s: %s is damaged: %s", who, path, ok and "it is no table" or tostring(value))
-  end
-  if value.version ~= version then
-    fail("%s: %s has format %s, this program reads %d", who, path, tostring(value.version), version)
-  end
-  return value
-end
-
 -- All pieces of a checkpoint by name and slot; tensors are mapped.
 local function read_pieces(who, folder)
-  local state = read_json(who, folder .. "/state.json")
-  local ranks = state.ranks
-  if math.type(ranks) ~= "integer" or ranks < 1 or ranks > 65536 then
-    fail("%s: %s is damaged: state.json has %s ranks", who, folder, tostring(ranks))
-  end
+  local ranks, values = files.read_state(who, folder)
   local all, names = {}, {}
   for rank = 0, ranks - 1 do
-    local file = ("%s/rank-%04d"):format(folder, rank)
-    local list = read_json(who, file .. ".json").pieces
+    local file = folder .. "/" .. files.rank_name(rank)
+    local list = files.read_list(who, folder, rank)
     local ok, tensors = pcall(io.load_safetensors, file .. ".safetensors")
     if not ok then fail("%s: %s is damaged: %s", who, folder, tostring(tensors)) end
-    if type(list) ~= "table" then fail("%s: %s.json is damaged: it has no pieces", who, file) end
     for i, entry in ipairs(list) do
       local piece = type(entry) == "table" and entry or {}
       piece.tensor = type(piece.key) == "string" and tensors[piece.key] or nil
@@ -137,7 +109,7 @@ local function read_pieces(who, folder)
     end
   end
   table.sort(names)
-  return all, names, state
+  return all, names, values
 end
 
 --- Puts the saved pieces of a checkpoint together, into atoms; the ranks of the group share the work. What some ranks
@@ -160,7 +132,7 @@ function M.consolidate(group, path)
     folders.begin(folder .. "/atoms")
   end
   group:barrier()
-  local all, names, state = read_pieces(who, folder)
+  local all, names, values = read_pieces(who, folder)
   local index = ty.core.io.array {}
   for i, name in ipairs(names) do
     local of, atom = all[name], {}
@@ -178,7 +150,7 @@ function M.consolidate(group, path)
   end
   group:barrier()
   if group.rank == 0 then
-    io.save_json(partial .. "/index.json", { version = version, atoms = index, values = state.values or {} })
+    io.save_json(partial .. "/index.json", { version = files.version, atoms = index, values = values })
     shipped.write_checksums(partial)
     folders.replace(folder .. "/atoms")
   end
@@ -206,7 +178,7 @@ function M.open(group, path)
   local folder = find(path) .. "/atoms"
   if group.rank == 0 then shipped.verify(who, folder, { required = true }) end
   group:barrier()
-  local index = read_json(who, folder .. "/index.json")
+  local index = files.read_json(who, folder .. "/index.json")
   local self = setmetatable({ folder = folder, atoms = {}, names = {}, values = {}, files = {} }, Checkpoint)
   for key, value in pairs(type(index.values) == "table" and index.values or {}) do self.values[key] = value end
   if type(index.atoms) ~= "table" then fail("%s: %s is damaged: index.json has no atoms", who, folder) end

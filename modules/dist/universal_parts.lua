@@ -121,8 +121,8 @@ function M.plain(part)
     dim = part.dim, parts = part.parts, padded = part.padded }
 end
 
--- A part as JSON had it, which may say anything.
-local function read_part(value)
+--- A part as JSON had it, which may say anything: nil and what is wrong.
+function M.read_part(value)
   if type(value) ~= "table" then return nil, "it is no table" end
   local function is(key, low, high)
     return math.type(value[key]) == "integer" and value[key] >= low and value[key] <= high
@@ -141,11 +141,13 @@ local function read_part(value)
   return make(value.kind, value.shape, value.index, value.count, value.dim, value.parts, value.padded)
 end
 
-local function elements(shape)
+--- The elements of a shape.
+function M.elements(shape)
   local n = 1
   for _, s in ipairs(shape) do n = n * s end
   return n
 end
+local elements = M.elements
 
 --- Raises unless a piece { name, slot, tensor, part, begin } fits together. A part that is a plain table is read.
 function M.check_piece(who, i, piece)
@@ -155,7 +157,7 @@ function M.check_piece(who, i, piece)
   expect(where, "tensor", piece.tensor, "a tensor")
   expect(where, "begin", piece.begin, "an integer >= 0 or nil")
   if getmetatable(piece.part) ~= Part then
-    local part, problem = read_part(piece.part)
+    local part, problem = M.read_part(piece.part)
     if not part then fail("%s: part: expected one of language:part(), got another: %s", where, problem) end
     piece.part = part
   end
@@ -229,12 +231,16 @@ local function join(who, label, pieces)
   return flat:view(part.own)
 end
 
-local function same_kind(a, b)
+--- In what parts of one parameter differ that should not, or nil.
+function M.differ(a, b)
   for _, key in ipairs { "kind", "count", "dim", "parts", "padded" } do
-    if a.part[key] ~= b.part[key] then return key end
+    if a[key] ~= b[key] then return key end
   end
-  if table.concat(a.part.shape, ",") ~= table.concat(b.part.shape, ",") then return "shape" end
-  return a.tensor.dtype ~= b.tensor.dtype and "dtype" or nil
+  return table.concat(a.shape, ",") ~= table.concat(b.shape, ",") and "shape" or nil
+end
+
+local function same_kind(a, b)
+  return M.differ(a.part, b.part) or a.tensor.dtype ~= b.tensor.dtype and "dtype" or nil
 end
 
 --- A whole from all pieces of a parameter's slot.

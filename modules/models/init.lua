@@ -47,7 +47,7 @@ return require "tycho.lazy" ({}, {
   DiT = "tycho.models.dit", DiTTransformer2DModel = "tycho.models.dit2d", DSCNN = "tycho.models.ds_cnn",
   FluxTransformer2DModel = "tycho.models.flux", MobileNetV2 = "tycho.models.mobilenet",
   PixArtTransformer2DModel = "tycho.models.pixart", ResNet = "tycho.models.resnet",
-  LongConv = "tycho.models.long_conv",
+  ConvNet = "tycho.models.conv_net", LongConv = "tycho.models.long_conv",
   ESPCN = { "tycho.models.espcn", "ESPCN" }, SRCNN = { "tycho.models.espcn", "SRCNN" },
   ResNet1d = "tycho.models.resnet1d", ResNet3d = "tycho.models.resnet3d",
   SD3Transformer2DModel = "tycho.models.sd3",

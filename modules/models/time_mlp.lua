@@ -53,12 +53,13 @@ local size = "an integer >= 1"
 
 --- options: features (2: numbers of a sample), width (128), depth (3: residual blocks), classes (0: not conditioned on
 -- a class), waves (64: cosines and sines of the time, an even number), places (0: frequencies at which cosines and
--- sines of the numbers themselves are added to these).
+-- sines of the numbers themselves are added to these), outputs (as many numbers as a sample has, in its shape;
+-- otherwise [n, outputs] comes, logits say).
 function TimeMLP:init(options)
   local o = nn.options("TimeMLP", options, { features = 2, width = 128, depth = 3, classes = 0, waves = 64,
-    places = 0 }, { features = size, width = size, depth = size, classes = "an integer >= 0", waves = size,
-    places = "an integer >= 0" })
-  self.features, self.classes = o.features, o.classes
+    places = 0, outputs = arguments.none }, { features = size, width = size, depth = size,
+    classes = "an integer >= 0", waves = size, places = "an integer >= 0", outputs = size })
+  self.features, self.classes, self.outputs = o.features, o.classes, o.outputs
   if o.places > 0 then self.places = Places(o.places) end
   self.x_embedder = nn.Linear(o.features * (1 + 2 * o.places), o.width)
   self.t_embedder = TimeEmbedder(o.waves, o.width)
@@ -69,13 +70,13 @@ function TimeMLP:init(options)
   self.blocks = nn.ModuleList {}
   for _ = 1, o.depth do self.blocks:append(Block(o.width)) end
   self.norm = nn.LayerNorm(o.width, { elementwise_affine = false, eps = 1e-6 })
-  self.linear = nn.Linear(o.width, o.features)
+  self.linear = nn.Linear(o.width, o.outputs or o.features)
   nn.init.zeros(self.linear.weight)
   nn.init.zeros(self.linear.bias)
 end
 
---- x [n, ...] of `features` numbers each, t [n] from 0 to 1000: shaped like x. condition: labels (i64 [n]; null_label
--- for any class), where there are classes.
+--- x [n, ...] of `features` numbers each, t [n] from 0 to 1000: shaped like x, or [n, outputs]. condition: labels (i64
+-- [n]; null_label for any class), where there are classes.
 ---@param x Tensor
 ---@param t Tensor
 ---@param condition? {labels: Tensor}
@@ -92,7 +93,8 @@ function TimeMLP:forward(x, t, condition)
   local h = x:reshape(-1, self.features)
   h = self.x_embedder(self.places and self.places(h) or h)
   for _, block in ipairs(self.blocks) do h = block(h, c) end
-  return self.linear(self.norm(h)):reshape(x.shape)
+  h = self.linear(self.norm(h))
+  return self.outputs and h or h:reshape(x.shape)
 end
 
 return TimeMLP

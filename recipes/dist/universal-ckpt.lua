@@ -55,16 +55,6 @@ for _, name in ipairs(ty.io.listdir(first .. "/atoms")) do
 end
 for _, of in ipairs(begun) do most = math.max(most, of.bytes) end
 
--- Files of atoms that are not the same, byte for byte.
-local function differing(a, b)
-  local count = 0
-  for _, name in ipairs(ty.io.listdir(a .. "/atoms")) do
-    local other = b .. "/atoms/" .. name
-    if not ty.io.exists(other) or ty.io.read(a .. "/atoms/" .. name) ~= ty.io.read(other) then count = count + 1 end
-  end
-  return count
-end
-
 local layouts = r.quick and { { 2, 1 }, { 1, 1 } } or { { 2, 2 }, { 1, 2 }, { 2, 1 }, { 1, 1 }, { 4, 1 }, { 1, 4 } }
 r:say("saved by 2 x 2 ranks after %d steps, resumed\n               next loss                 after %d steps\n"
   .. "layers x data    resumed   unbroken       resumed   unbroken   files that differ", args.before, args.after)
@@ -73,7 +63,7 @@ local function apart(losses, step) return math.abs(losses[step] / unbroken[step]
 for i, layout in ipairs(layouts) do
   local again = ("%s/again%d"):format(folder, i)
   run(layout, first, 0, again)
-  local differ = differing(first, again)
+  local differ = dist.universal_trial.differing(first, again)
   local losses = run(layout, first, args.after)[1].losses
   r:say("%6d x %d %14.7f %10.7f %13.7f %10.7f %19d", layout[1], layout[2], losses[1], unbroken[1], losses[args.after],
     unbroken[args.after], differ)

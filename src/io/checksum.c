@@ -34,6 +34,10 @@ uint32_t ty_crc32(uint32_t crc, const void *data, size_t size) {
   return crc;
 }
 
+uint32_t ty_crc32_join(uint32_t first, uint32_t second, uint64_t size) {
+  return (uint32_t)crc32_combine(first, second, (z_off_t)size);
+}
+
 bool ty_file_crc32(const char *path, uint32_t *out) {
   ty_mapping *m = ty_mapping_open(path);
   if (!m) return false;

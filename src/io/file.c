@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "file.h"
 
@@ -192,14 +193,33 @@ bool ty_writer_open(ty_writer *w, const char *path) {
   return true;
 }
 
+/* Stands still for as long as the bytes take at the writer's rate. */
+static void pace(ty_writer *w, size_t size) {
+  if (!(w->rate > 0)) return;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  double at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  if (w->since == 0) w->since = at;
+  w->since += (double)size / w->rate;
+  if (w->since <= at) return;
+  double left = w->since - at;
+  now = (struct timespec){ .tv_sec = (time_t)left, .tv_nsec = (long)(1e9 * (left - (double)(time_t)left)) };
+  while (nanosleep(&now, &now) != 0 && errno == EINTR && !ty_interrupted) {}
+}
+
+static bool write_out(ty_writer *w, const void *data, size_t size) {
+  pace(w, size);
+  return ty_write_all(w->fd, w->path, data, size);
+}
+
 static bool flush(ty_writer *w) {
   size_t n = w->used;
   w->used = 0;
-  return ty_write_all(w->fd, w->path, w->buffer, n);
+  return write_out(w, w->buffer, n);
 }
 
 bool ty_writer_put(ty_writer *w, const void *data, size_t size) {
-  if (w->crc && size > SUMMED) { /* what is written next is in the cache then */
+  if ((w->crc || w->rate > 0) && size > SUMMED) { /* what is written next is in the cache then */
     for (const char *p = data; size; p += SUMMED) {
       size_t n = size < SUMMED ? size : SUMMED;
       if (!ty_writer_put(w, p, n)) return false;
@@ -210,7 +230,7 @@ bool ty_writer_put(ty_writer *w, const void *data, size_t size) {
   if (w->crc) *w->crc = ty_crc32(*w->crc, data, size);
   if (size > BUFFER - w->used && !flush(w)) return false;
   w->total += size;
-  if (size > BUFFER) return ty_write_all(w->fd, w->path, data, size);
+  if (size > BUFFER) return write_out(w, data, size);
   if (size) memcpy(w->buffer + w->used, data, size);
   w->used += size;
   return true;

@@ -46,6 +46,7 @@ bool ty_file_peek(const char *path, void *out, size_t size, size_t *got);
 
 /* The CRC-32 of gzip and zip: of more bytes after those whose sum is `crc` (of none: 0), and of a whole file. */
 uint32_t ty_crc32(uint32_t crc, const void *data, size_t size);
+uint32_t ty_crc32_join(uint32_t first, uint32_t second, uint64_t size); /* of bytes and of `size` that follow them */
 bool ty_file_crc32(const char *path, uint32_t *out);
 
 /* Writes beside and renames on success, so that a kill at any moment leaves the old file or the new one. What is not
@@ -61,6 +62,8 @@ typedef struct ty_writer {
   size_t used;
   uint64_t total; /* bytes put so far */
   uint32_t *crc;  /* of them, kept up to date where the caller points it at a 0; NULL: not wanted */
+  double rate;    /* bytes a second at most, so that others have the disk as well; 0: as fast as it can */
+  double since;   /* seconds of the clock at which writing would have begun at this rate */
 } ty_writer;
 bool ty_writer_open(ty_writer *w, const char *path);
 bool ty_writer_put(ty_writer *w, const void *data, size_t size);

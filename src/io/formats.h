@@ -29,7 +29,16 @@ int ty_named_order(const void *a, const void *b); /* for qsort: by name */
 /* ---- safetensors ---- */
 /* Tensors are views on the mapping (unless `copy`), in file order. `name`: the file, for errors. */
 bool ty_safetensors_read(ty_mapping *m, const char *name, bool copy, ty_bundle *out);
-bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc); /* of the file; NULL: not wanted */
+/* Where a tensor lies in a file, and the sum of its bytes. */
+typedef struct ty_place {
+  const char *name; /* of the bundle */
+  size_t name_size;
+  uint64_t at, bytes;
+  uint32_t crc;
+} ty_place;
+/* rate: bytes a second at most, 0: no limit; crc: of the file, NULL: not wanted; places: room for as many as there are
+ * tensors, in the order of the file, or NULL. */
+bool ty_safetensors_write(const char *path, const ty_bundle *b, double rate, uint32_t *crc, ty_place *places);
 
 /* ---- PyTorch's zip checkpoints ---- */
 /* Names of nested dictionaries are joined by dots; numbers and text become notes. */

@@ -339,7 +339,18 @@ static bool make_header(ty_bytes *out, const ty_named *tensors, size_t count, co
   return true;
 }
 
-bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc) {
+static bool put_tensor(ty_writer *w, const ty_named *n, ty_place *place) {
+  if (ty_device_of(n->tensor) == TY_META && ty_bring_back && !ty_bring_back(n->tensor))
+    return false; /* what is away comes when it is its turn, one by one */
+  ty_tensor *t = ty_host_tensor(n->tensor);
+  uint64_t bytes = t ? ty_view_bytes(&t->v) : 0;
+  if (place) *place = (ty_place){ n->name, n->name_size, w->total, bytes, 0 };
+  bool ok = t && ty_writer_put(w, t->v.data, (size_t)bytes);
+  ty_release(t);
+  return ok;
+}
+
+bool ty_safetensors_write(const char *path, const ty_bundle *b, double rate, uint32_t *crc, ty_place *places) {
   ty_named *sorted = malloc((b->count + 1) * sizeof *sorted);
   if (!sorted) return ty_fail(TY_ENOMEM, "safetensors: no memory for %zu tensors", b->count);
   if (b->count) memcpy(sorted, b->tensors, b->count * sizeof *sorted);
@@ -353,18 +364,18 @@ bool ty_safetensors_write(const char *path, const ty_bundle *b, uint32_t *crc) {
   ty_writer w;
   ok = ok && make_header(&head, sorted, b->count, b);
   if (ok) {
+    uint32_t sum = 0; /* of what is being put: sums of a whole file are made of those of its tensors */
     ok = ty_writer_open(&w, path);
-    w.crc = crc;
-    if (crc) *crc = 0;
+    w.rate = rate;
+    w.crc = crc || places ? &sum : NULL;
     ok = ok && ty_writer_put(&w, head.data, head.size);
+    if (crc) *crc = sum;
     for (size_t i = 0; ok && i < b->count; i++) {
-      if (ty_device_of(sorted[i].tensor) == TY_META && ty_bring_back && !ty_bring_back(sorted[i].tensor)) {
-        ok = false; /* what is away comes when it is its turn, one by one */
-        break;
-      }
-      ty_tensor *t = ty_host_tensor(sorted[i].tensor);
-      ok = t && ty_writer_put(&w, t->v.data, (size_t)ty_view_bytes(&t->v));
-      ty_release(t);
+      uint64_t before = w.total;
+      sum = 0;
+      ok = put_tensor(&w, &sorted[i], places ? &places[i] : NULL);
+      if (places) places[i].crc = sum;
+      if (crc) *crc = ty_crc32_join(*crc, sum, w.total - before);
     }
     ok = ty_writer_close(&w, ok);
   }

@@ -228,23 +228,36 @@ static int load_safetensors(lua_State *L) { return load_bundle(L, ty_safetensors
 /* load_torch(path [, { mmap = true }]) -> { name = tensor }, { key = text } */
 static int load_torch(lua_State *L) { return load_bundle(L, ty_torch_read); }
 
-/* save_safetensors(path, { name = tensor } [, { key = text } [, { crc32 = false }]]) [-> integer]: the file's CRC-32,
- * where it is wanted, made while the bytes are written */
+/* save_safetensors(path, { name = tensor } [, { key = text } [, { crc32 = false, places = false, rate = none }]])
+ * [-> integer] [-> { name = { at, bytes, crc32 } }]: the file's CRC-32, and where the tensors lie in it, as they are
+ * wanted; made while the bytes are written. rate: bytes a second at most. */
 static int save_safetensors(lua_State *L) {
-  static const char *const options[] = { "crc32", NULL };
+  static const char *const options[] = { "crc32", "places", "rate", NULL };
   ty_bundle b;
   uint32_t crc;
   const char *path = ty_io_path(L, 1);
   ty_io_options(L, 4, options);
-  bool summed = ty_io_flag(L, 4, "crc32", false);
+  bool summed = ty_io_flag(L, 4, "crc32", false), placed = ty_io_flag(L, 4, "places", false);
+  int64_t rate = ty_io_count(L, 4, "rate", 0, INT64_MAX);
   lua_settop(L, 3);
   ty_io_tensors(L, 2, &b);
   check_notes(L, 3, &b);
   if (b.note_count) qsort(b.notes, b.note_count, sizeof *b.notes, by_key);
+  ty_place *places = placed ? lua_newuserdatauv(L, (b.count + 1) * sizeof *places, 0) : NULL;
   begin(L);
-  if (!ty_safetensors_write(path, &b, summed ? &crc : NULL)) return ty_lua_error(L);
+  if (!ty_safetensors_write(path, &b, (double)rate, summed ? &crc : NULL, places)) return ty_lua_error(L);
   if (summed) lua_pushinteger(L, crc);
-  return summed;
+  if (!placed) return summed;
+  lua_createtable(L, 0, b.count < 1 << 20 ? (int)b.count : 1 << 20);
+  for (size_t i = 0; i < b.count; i++) {
+    lua_pushlstring(L, places[i].name, places[i].name_size);
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, (lua_Integer)places[i].at), lua_setfield(L, -2, "at");
+    lua_pushinteger(L, (lua_Integer)places[i].bytes), lua_setfield(L, -2, "bytes");
+    lua_pushinteger(L, places[i].crc), lua_setfield(L, -2, "crc32");
+    lua_rawset(L, -3);
+  }
+  return summed + 1;
 }
 
 /* load_npz(path [, { mmap = true, max = by size }]) -> { name = tensor } */

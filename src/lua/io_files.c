@@ -120,9 +120,20 @@ static int make_dirs(lua_State *L) { return ty_make_dirs(ty_io_path(L, 1)) ? 0 :
 /* remove(path): a file or an empty directory */
 static int remove_path(lua_State *L) { return ty_file_remove(ty_io_path(L, 1)) ? 0 : ty_lua_error(L); }
 
-/* crc32(path) -> integer: of the file's bytes, as gzip and zip have it */
+static void release_tensor(void *p) { ty_release(*(ty_tensor **)p); }
+
+/* crc32(path or tensor) -> integer: of the file's bytes, or of the tensor's in C order, as gzip and zip have it */
 static int crc32_of(lua_State *L) {
   uint32_t crc;
+  ty_tensor *t = ty_lua_to(L, 1);
+  if (t) {
+    ty_tensor **host = ty_io_box(L, sizeof *host, release_tensor);
+    *host = ty_host_tensor(t);
+    if (!*host) return ty_lua_error(L);
+    lua_pushinteger(L, ty_crc32(0, (*host)->v.data, (size_t)ty_view_bytes(&(*host)->v)));
+    ty_io_unbox(host);
+    return 1;
+  }
   if (!ty_file_crc32(ty_io_path(L, 1), &crc)) return ty_lua_error(L);
   lua_pushinteger(L, crc);
   return 1;

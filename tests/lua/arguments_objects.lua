@@ -34,6 +34,8 @@ local function object(name, make) table.insert(objects.list, { name = name, make
 local function parameter() return ty.ones(2):requires_grad_() end
 
 object("Linear", function() return nn.Linear(2, 3) end)
+object("Learner", function() return require("tycho.local").blocks.end_to_end { nn.Linear(2, 2) } end)
+object("WaveSystem", function() return require("tycho.local").waves.fibre { inputs = 2, outputs = 2 } end)
 object("Deactivation", function()
   return require("tycho.peft").ce_ssl.attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {})
 end)

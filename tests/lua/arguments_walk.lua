@@ -54,6 +54,7 @@ local skipped = {
   ["diffusion.condition.check"] = checks, ["diffusion.guidance.read"] = checks,
   ["diffusion.prediction.check"] = checks, ["data.expect_dataset"] = checks,
   ["datasets.kjv_names.corpora"] = "labels the whole Bible, which takes a second",
+  ["local.tasks.things"] = "draws thousands of pictures, which takes seconds",
   ["estimate.pipeline.machine"] = "measures the machine, which takes seconds",
   ["core"] = "the table that ty itself is made of",
   ["tokenizer_core"] = "called by ty.tokenizer, which is walked",

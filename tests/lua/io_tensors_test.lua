@@ -225,6 +225,26 @@ check.test("safetensors: what the writer refuses", function()
   check.ok(not ty.io.exists(path), "nothing was written")
 end)
 
+check.test("safetensors: places and sums of what is written, at a rate", function()
+  local path = file "placed.safetensors"
+  local want = { a = ty.arange(700), b = ty.arange(6, { dtype = "f64" }), none = ty.zeros { 0 }, c = ty.ones(3, 5) }
+  local crc, places = ty.io.save_safetensors(path, want, nil, { crc32 = true, places = true })
+  check.equal(crc, ty.io.crc32(path), "of the file")
+  local bytes = scratch.slurp(path)
+  for name, x in pairs(want) do
+    local at = places[name]
+    check.equal(bytes:sub(at.at + 1, at.at + at.bytes), ty.io.to_bytes(x), name)
+    check.equal(at.crc32, ty.io.crc32(x), name)
+  end
+  check.equal(ty.io.crc32(want.c:transpose(0, 1)), ty.io.crc32(want.c:transpose(0, 1):contiguous()))
+  check.equal(select("#", ty.io.save_safetensors(path, want, nil, { places = true })), 1)
+  local since = ty.core.system.clock()
+  ty.io.save_safetensors(path, { x = ty.zeros { 500000 } }, nil, { rate = 10000000 })
+  local took = ty.core.system.clock() - since
+  check.ok(took >= 0.2, ("2 MB at 10 MB/s took %.3f s"):format(took))
+  check.fails(function() ty.io.save_safetensors(path, want, nil, { rate = -1 }) end, "option rate: expected an integer")
+end)
+
 check.test("a full disk leaves the old file and no other", function()
   local path = file "full.safetensors"
   ty.io.save_safetensors(path, { x = ty.ones { 4 } })

@@ -71,6 +71,11 @@ return {
   -- Which data to learn from: functions of features and scores.
   curation = {},
 
+  -- Training without a gradient from end to end, of any layers.
+  ["local"] = {
+    datasets = "what its ways are compared on",
+  },
+
   -- Techniques, on any model: layers are found and changed by nn.surgery.
   offload = {},
   tiny = {},

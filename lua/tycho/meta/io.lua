@@ -30,12 +30,14 @@ function ty.io.load_safetensors(path, options) end
 ---@return table<string, Tensor>, table<string, string>
 function ty.io.load_torch(path, options) end
 
---- crc32: gives the file's, as ty.io.crc32() would, from the bytes on their way.
+--- crc32: gives the file's, as ty.io.crc32() would, from the bytes on their way. places: gives where in the file the
+--- bytes of each tensor lie, how many they are, and their sum. rate: bytes a second at most, where others want the disk
+--- as well.
 ---@param path string
 ---@param tensors table<string, Tensor>
 ---@param metadata? table<string, string>
----@param options? {crc32?: boolean}
----@return integer?
+---@param options? {crc32?: boolean, places?: boolean, rate?: integer}
+---@return any ...  crc32: integer; places: table<string, { at: integer, bytes: integer, crc32: integer }>
 function ty.io.save_safetensors(path, tensors, metadata, options) end
 
 --- A GGUF file (versions 2 and 3; ggml's docs/gguf.md), the tensors mapped, not copied: f32, f16, bf16, f64, i8 to i64,
@@ -243,8 +245,8 @@ function ty.io.stat(path) end
 ---@return boolean
 function ty.io.exists(path) end
 
---- The checksum of a file's bytes, as zlib's crc32.
----@param path string
+--- The checksum of a file's bytes, or of a tensor's, as zlib's crc32.
+---@param path string|Tensor
 ---@return integer
 function ty.io.crc32(path) end
 
