@@ -1,6 +1,6 @@
 -- Networks whose layers are physical systems that nobody has a model of
--- claim: digits are learnt through two black boxes in a row, and as well while the boxes drift, where training through
--- a   model of them falls behind
+-- claim: digits are learnt through two black boxes in a row, and nearly as well while the boxes drift, where training
+--   through a model of them falls behind
 -- system: local.physical around systems of waves: a multimode fibre with a camera, a plate that sounds
 -- paper: Momeni et al. 2023, "Backpropagation-free Training of Deep Physical Neural Networks"
 -- time: 3 minutes on one CPU core
