@@ -18,7 +18,7 @@ local trajectory = curation.trajectory
 
 local r = ty.recipe.declare {
   seeds = 3,
-  args = table.move(condensing.arguments, 1, #condensing.arguments, 6, {
+  args = table.move(condensing.arguments, 1, #condensing.arguments, 5, {
     { "rounds", 200, "of distilling", quick = 2 },
     { "real", 64, "real digits of a class in a round", quick = 4 },
     { "frequencies", 512, "of a round", quick = 8 },
