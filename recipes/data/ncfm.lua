@@ -97,8 +97,7 @@ for i, seed in ipairs(r.seeds) do
   end
 end
 r:say("bytes: %s", ty.io.json_encode(bytes))
-condensing.sheet(sheet):save(r:picture "ncfm.png")
-r.metrics.rows_of_the_picture = names
+condensing.sheet(sheet, names):save(r:picture "ncfm.png")
 
 local function above(each, than)
   return ty.stats.differences(found[("learnt frequencies, %d a class"):format(each)],
