@@ -18,7 +18,7 @@ local trajectory = curation.trajectory
 
 local r = ty.recipe.declare {
   seeds = 3,
-  args = table.move(condensing.arguments, 1, #condensing.arguments, 6, {
+  args = table.move(condensing.arguments, 1, #condensing.arguments, 5, {
     { "rounds", 200, "of distilling", quick = 2 },
     { "real", 64, "real digits of a class in a round", quick = 4 },
     { "frequencies", 512, "of a round", quick = 8 },
@@ -97,8 +97,7 @@ for i, seed in ipairs(r.seeds) do
   end
 end
 r:say("bytes: %s", ty.io.json_encode(bytes))
-condensing.sheet(sheet):save(r:picture "ncfm.png")
-r.metrics.rows_of_the_picture = names
+condensing.sheet(sheet, names):save(r:picture "ncfm.png")
 
 local function above(each, than)
   return ty.stats.differences(found[("learnt frequencies, %d a class"):format(each)],
