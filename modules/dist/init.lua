@@ -19,6 +19,8 @@
 --     ladder_residual     layers that compute while sums over ranks are on their way
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
+--     costs               what training a transformer costs, by formulas: operations, bytes, collectives (costs.lua)
+--     plans, published    what a step takes by a plan of parallelism, the fastest that fits; steps that others measured
 --     grid                groups for tensor, pipeline and data parallelism at once
 --     grid_trial          training on such a grid, for recipes
 --     pipeline_trial      what a pipeline takes, for recipes
@@ -51,6 +53,7 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   boxing = "tycho.dist.boxing",
+  costs = "tycho.dist.costs",
   CO2 = { "tycho.dist.co2", "CO2" },
   decoding = "tycho.dist.decoding",
   DiLoCo = { "tycho.dist.local_updates", "DiLoCo" },
@@ -70,6 +73,8 @@ return require "tycho.lazy" ({
   pipeline_trial = "tycho.dist.pipeline_trial",
   ring_attention = { "tycho.dist.sequence_parallel", "attention" },
   schedule = "tycho.dist.schedule",
+  plans = "tycho.dist.plans",
+  published = "tycho.dist.published",
   sequence_parallel = { "tycho.dist.sequence_parallel", "split" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
   tensor_parallel = "tycho.dist.tensor_parallel",
