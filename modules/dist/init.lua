@@ -20,6 +20,7 @@
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
 --     costs               what training a transformer costs, by formulas: operations, bytes, collectives (costs.lua)
+--     placement           which machines have which stages where their networks differ (placement.lua)
 --     plans, published    what a step takes by a plan of parallelism, the fastest that fits; steps that others measured
 --     grid                groups for tensor, pipeline and data parallelism at once
 --     grid_trial          training on such a grid, for recipes
@@ -73,6 +74,7 @@ return require "tycho.lazy" ({
   pipeline_trial = "tycho.dist.pipeline_trial",
   ring_attention = { "tycho.dist.sequence_parallel", "attention" },
   schedule = "tycho.dist.schedule",
+  placement = "tycho.dist.placement",
   plans = "tycho.dist.plans",
   published = "tycho.dist.published",
   sequence_parallel = { "tycho.dist.sequence_parallel", "split" },

@@ -201,6 +201,22 @@ function M.step(model, cluster, plan)
     micro_batches = at.micro, stages = at.stages }
 end
 
+--- What a stage's parts take by a plan, for those who put steps together in another way: seconds of a micro-batch
+-- through a layer, forwards and backwards with its sums, through the head, and layers by stage.
+---@param model CostTransformer
+---@param cluster CostCluster
+---@param plan ParallelPlan
+---@return { forward: number, backward: number, head_forward: number, head_backward: number, stages: integer[],
+---  micro_batches: integer, plan: ParallelPlan }  plan: with all its fields
+function M.layer(model, cluster, plan)
+  local o = read("dist.plans.layer", model, cluster, plan)
+  local at = times(model, cluster, o)
+  local passes = o.recompute and 4 or 3
+  local forward = at.layer / passes + at.sum / (passes - 1)
+  return { forward = forward, backward = at.layer + at.sum - forward, head_forward = at.head / 3,
+    head_backward = at.head * 2 / 3, stages = at.stages, micro_batches = at.micro, plan = o }
+end
+
 local function divisors(n)
   local list = {}
   for i = 1, n do if n % i == 0 then list[#list + 1] = i end end
