@@ -13,6 +13,9 @@
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     layerwise           layers that are each divided in a way of their own (layerwise.lua)
+--     layer_plans         which way for each layer is the fastest that fits (layer_plans.lua)
+--     layer_trial         what layers take, and steps by such plans, for recipes
 --     low_bandwidth       the same over links of three kinds, with few bits (low_bandwidth.lua)
 --     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     tensor_parallel     matrices of a transformer over ranks
@@ -62,6 +65,9 @@ return require "tycho.lazy" ({
   grid = "tycho.dist.grid",
   grid_trial = "tycho.dist.grid_trial",
   ladder_residual = "tycho.dist.ladder",
+  layer_plans = "tycho.dist.layer_plans",
+  layer_trial = "tycho.dist.layer_trial",
+  layerwise = "tycho.dist.layerwise",
   local_training = "tycho.dist.local_training",
   local_updates = "tycho.dist.local_updates",
   low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
