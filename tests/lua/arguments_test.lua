@@ -123,7 +123,7 @@ check.test("names that parts and modules do not have", function()
   check.fails(function() return ty.optim.Adm end, "ty.optim has no 'Adm'; did you mean Adam?")
   check.fails(function() return ty.data.Dataloader end, "ty.data has no 'Dataloader'; did you mean DataLoader?")
   for name in ("curation datasets diffusion dist distill distributions estimate hub llm models offload peft prune "
-    .. "quant tiny vision vlm zoo"):gmatch "%S+" do
+    .. "quant serve tiny vision vlm zoo"):gmatch "%S+" do
     local module = require("tycho." .. name)
     check.fails(function() return module.nothing_of_this end, ("tycho.%s has no 'nothing_of_this'"):format(name))
     check.equal(module._private, nil)
