@@ -201,17 +201,23 @@ function M.transformer(options)
   return setmetatable(o, Transformer)
 end
 
---- Raises unless a value is a transformer, or a cluster.
+--- Raises unless a value is a cluster.
+---@param who string
+---@param cluster any
+function M.expect_cluster(who, cluster)
+  expect("dist.costs.expect_cluster", "who", who, "a string")
+  if getmetatable(cluster) ~= Cluster then
+    fail("%s: cluster: expected one of dist.costs.cluster, got %s", who, arguments.describe(cluster))
+  end
+end
+
+--- Raises unless a value is a transformer.
 ---@param who string
 ---@param model any
----@param cluster? any
-function M.expect(who, model, cluster)
+function M.expect(who, model)
   expect("dist.costs.expect", "who", who, "a string")
   if getmetatable(model) ~= Transformer then
     fail("%s: model: expected one of dist.costs.transformer, got %s", who, arguments.describe(model))
-  end
-  if cluster ~= nil and getmetatable(cluster) ~= Cluster then
-    fail("%s: cluster: expected one of dist.costs.cluster, got %s", who, arguments.describe(cluster))
   end
 end
 

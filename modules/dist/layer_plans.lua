@@ -4,7 +4,7 @@
 -- Multiple GPUs Using Automatic Parallelism"; Wang et al. 2024, "Improving Automatic Parallel Training via Balanced
 -- Memory Workload Optimization", which let layers run forwards again.
 --
---     local profile = dist.layer_trial.profile(work, { rows = 16, tensor = { 1, 2, 4 } })
+--     local profile = dist.layer_trial.profile(work, 4, { rows = 16 })
 --     local best = dist.layer_plans.search(profile, cluster, { ranks = 4, memory = 16e6 })[1]
 --     local took = dist.layer_trial.measure(work, 4, best.plan)
 --
@@ -18,7 +18,8 @@ local schedules = require "tycho.dist.schedule"
 local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
---- What a layer takes on one rank with an n-th of its matrices; lines are { for a micro-batch, for each row }.
+--- What a layer takes on a rank by a strategy, over links that take no time; lines are { for a micro-batch, for each
+-- row }.
 ---@class LayerProfile
 ---@field forward number[]    seconds
 ---@field backward number[]
@@ -27,14 +28,15 @@ local M = {}
 ---@field working number[]    bytes beyond these that it has while it runs
 ---@field parameters integer
 
---- By layer, and by ranks that share it: profiles of the layer as it is, again (which runs forwards twice) and sharded
--- (with weights that come and go); sums, of ranks that share it, in a forward pass, each as large as its result.
+--- By layer: profiles by strategy (key()); sums, of ranks that share it, in a forward pass, each as large as its
+-- result; output, bytes of each row.
 ---@class LayersProfile
 ---@field rows integer      of a step, all ranks together
----@field layers table<integer, { plain: LayerProfile, again: LayerProfile, sharded: LayerProfile, sums: integer,
----  parameters: integer, output: number }>[]
+---@field layers { ways: table<string, LayerProfile>, sums: integer, output: number }[]
 ---@field optimizer number  seconds of a parameter's step
 ---@field action number[]  seconds of the pipeline itself for a micro-batch in one direction: of one stage, of more
+---@field exchange number  seconds of a collective besides its way over links: what a rank waits for another that was
+-- disturbed, and finds cold afterwards
 ---@field copying number    seconds of a parameter that is copied into one piece and back
 
 -- ---- strategies ----
@@ -63,6 +65,15 @@ function M.strategies(ranks, tensor)
   return list
 end
 
+--- The name of a strategy in a profile, which is the same whoever is the neighbour.
+---@param strategy LayerStrategy
+---@return string
+function M.key(strategy)
+  expect("dist.layer_plans.key", "strategy", strategy, "a table")
+  return ("tensor %d, data %d, %s"):format(strategy.tensor or 1, strategy.data or 1,
+    strategy.sharded and "sharded" or strategy.again and "again" or "plain")
+end
+
 -- Places in a stage of the ranks that the stage's first one shares a layer with, and of those with other rows.
 local function places(s)
   local tensor, data = {}, {}
@@ -73,25 +84,39 @@ end
 
 local function line(at, rows) return at[1] + at[2] * rows end
 
+-- Seconds of a collective of a stage's ranks.
+local function exchange(profile, cluster, kind, members, bytes)
+  return #members > 1 and cluster:seconds(kind, members, bytes) + profile.exchange or 0
+end
+
+-- The same where a profile has what ranks take besides.
+local function way(cluster, kind, members, bytes)
+  return #members > 1 and cluster:seconds(kind, members, bytes) or 0
+end
+
 -- What a layer takes by a strategy: seconds forwards and backwards of a micro-batch, seconds of a step, bytes of its
--- state, bytes of each micro-batch that is on its way, and bytes while it runs.
-local function cost_of(profile, cluster, i, s, rows)
-  local ways = profile.layers[i][s.tensor]
-  local layer = ways[s.sharded and "sharded" or s.again and "again" or "plain"]
-  local own, n = rows / s.data, ways.parameters
+-- state, bytes of the micro-batches that are on their way, and bytes while it runs.
+local function cost_of(profile, cluster, i, s, rows, micro_batches, flying)
+  local ways = profile.layers[i]
+  local layer = ways.ways[M.key(s)]
+  local own, n = rows / s.data, layer.parameters
   local tensor, data = places(s)
-  local sums = s.tensor > 1 and ways.sums * cluster:seconds("all_reduce", tensor, own * ways.output) or 0
+  local sums = ways.sums * way(cluster, "all_reduce", tensor, own * ways.output)
   local c = { forward = line(layer.forward, own) + sums,
-    backward = line(layer.backward, own) + (s.again and 2 or 1) * sums, kept = own * layer.kept,
+    backward = line(layer.backward, own) + (s.again and 2 or 1) * sums, kept = flying * own * layer.kept,
     working = line(layer.working, own), state = 16 * n, step = n * profile.optimizer }
   if s.sharded then
-    local gather = cluster:seconds("all_gather", data, 4 * n)
+    local gather = way(cluster, "all_gather", data, 4 * n)
     c.forward = c.forward + gather
-    c.backward = c.backward + gather + cluster:seconds("reduce_scatter", data, 4 * n)
+    c.backward = c.backward + gather + way(cluster, "reduce_scatter", data, 4 * n)
     c.state, c.step = c.state / s.data, c.step / s.data
   elseif s.data > 1 then
-    c.step = c.step + n * profile.copying + cluster:seconds("all_reduce", data, 4 * n)
-    c.working = math.max(c.working, 8 * n) -- copies for the sum
+    c.step = c.step + n * profile.copying + exchange(profile, cluster, "all_reduce", data, 4 * n)
+    c.working = math.max(c.working, 4 * n - c.kept) -- a copy for the sum, when activations have gone
+  end
+  if micro_batches == 1 then -- gradients come where activations go
+    local gradients = c.state / 4
+    c.state, c.kept = c.state - gradients, math.max(c.kept, gradients)
   end
   return c
 end
@@ -101,10 +126,10 @@ local function between(profile, cluster, i, before, s, rows)
   if not before or before.data == s.data and (before.first == s.first or s.data == 1 or s.tensor == 1) then
     return 0, 0
   end
-  local bytes = rows * profile.layers[i - 1][1].output
+  local bytes = rows * profile.layers[i - 1].output
   local _, from = places(before)
   local _, to = places(s)
-  return cluster:seconds("all_gather", from, bytes), cluster:seconds("all_gather", to, bytes)
+  return exchange(profile, cluster, "all_gather", from, bytes), exchange(profile, cluster, "all_gather", to, bytes)
 end
 
 -- ---- what a plan takes ----
@@ -114,9 +139,7 @@ local function check_profile(who, profile, cluster)
   if type(profile.layers) ~= "table" or not profile.layers[1] or not profile.rows or not profile.optimizer then
     fail("%s: profile: expected one of dist.layer_trial.profile, got %s", who, arguments.describe(profile))
   end
-  if type(cluster) ~= "table" or not cluster.tiers then
-    fail("%s: cluster: expected one of dist.costs.cluster, got %s", who, arguments.describe(cluster))
-  end
+  costs.expect_cluster(who, cluster)
 end
 
 -- Runs through the stages' schedule, and adds what comes after it.
@@ -126,7 +149,7 @@ local function play(profile, cluster, plan, stages, rows, ranks)
     forward[i], backward[i], message[i] = stage.forward, stage.backward, 0
     if i < #stages then
       local last = plan.parts[i][2]
-      message[i] = costs.message(rows / plan.layers[last].data * profile.layers[last][1].output,
+      message[i] = costs.message(rows / plan.layers[last].data * profile.layers[last].output,
         cluster:link { (i - 1) * ranks, i * ranks })
     end
   end
@@ -142,10 +165,11 @@ end
 
 -- A stage's sums, of strategies that are already chosen.
 local function stage_of(profile, cluster, plan, index, rows)
+  local flying = math.min(plan.micro_batches, #plan.parts - index + 1)
   local sum = { forward = 0, backward = 0, step = 0, state = 0, kept = 0, working = 0 }
   for i = plan.parts[index][1], plan.parts[index][2] do
     local s = plan.layers[i]
-    local c = cost_of(profile, cluster, i, s, rows)
+    local c = cost_of(profile, cluster, i, s, rows, plan.micro_batches, flying)
     local to, back = between(profile, cluster, i, plan.layers[i - 1], s, rows)
     sum.forward, sum.backward, sum.step = sum.forward + c.forward + to, sum.backward + c.backward + back,
       sum.step + c.step
@@ -153,8 +177,7 @@ local function stage_of(profile, cluster, plan, index, rows)
   end
   local action = profile.action[math.min(2, #plan.parts)]
   sum.forward, sum.backward = sum.forward + action, sum.backward + action
-  local flying = math.min(plan.micro_batches, #plan.parts - index + 1)
-  sum.bytes = sum.state + flying * sum.kept + sum.working
+  sum.bytes = sum.state + sum.kept + sum.working
   return sum
 end
 
@@ -184,8 +207,8 @@ function M.estimate(profile, cluster, ranks, plan)
   local of_stage = ranks // o.pipeline
   for i, s in ipairs(o.layers) do
     o.layers[i] = layerwise.strategy(who, ("layers[%d]"):format(i), s, of_stage)
-    if not profile.layers[i][o.layers[i].tensor] then
-      fail("%s: layers[%d]: tensor: expected one that was profiled, got %d", who, i, o.layers[i].tensor)
+    if not profile.layers[i].ways[M.key(o.layers[i])] then
+      fail("%s: layers[%d]: expected a strategy that was profiled, got %s", who, i, M.key(o.layers[i]))
     end
   end
   local rows, stages, bytes = profile.rows / o.micro_batches, {}, 0
@@ -220,7 +243,7 @@ local function best_of_stage(choices, from, to, o, working)
     for _, choice in ipairs(choices[i]) do
       local c, list = choice.cost, {}
       if c.working <= working then
-        local bytes = c.state + o.flying * c.kept
+        local bytes = c.state + c.kept
         local seconds = o.micro_batches * (c.forward + c.backward) + c.step
         if not states then
           list[1] = { bytes = bytes, seconds = seconds + o.micro_batches * choice.after(o.before) }
@@ -262,46 +285,52 @@ local function best_of_stage(choices, from, to, o, working)
 end
 
 -- All strategies of all layers on the ranks of a stage, with what they take.
-local function choices_of(profile, cluster, ranks, rows, allow)
+local function choices_of(profile, cluster, ranks, rows, o)
   local choices = {}
-  for i, layer in ipairs(profile.layers) do
+  for i = o.from, o.to do
+    local layer = profile.layers[i]
     choices[i] = {}
     for _, s in ipairs(M.strategies(ranks)) do
-      if layer[s.tensor] and rows % s.data == 0 and (not allow or allow(s, i)) then
+      if layer.ways[M.key(s)] and rows % s.data == 0 and (not o.allow or o.allow(s, i)) then
         local known = {}
-        table.insert(choices[i], { strategy = s, cost = cost_of(profile, cluster, i, s, rows), after = function(before)
+        table.insert(choices[i], { strategy = s, after = function(before)
           if before and not known[before] then
             local to, back = between(profile, cluster, i, before, s, rows)
             known[before] = to + back
           end
           return before and known[before] or 0
-        end })
+        end, cost = cost_of(profile, cluster, i, s, rows, o.micro_batches, o.flying) })
       end
     end
   end
   return choices
 end
 
-local function whole_plan(profile, cluster, o, p, micro, parts)
-  local rows, ranks = profile.rows // micro, o.ranks // p
-  local choices = choices_of(profile, cluster, ranks, rows, o.allow)
-  local levels, seen = {}, {}
-  for _, list in ipairs(choices) do
-    for _, choice in ipairs(list) do
+-- The fastest strategies of a stage's layers.
+local function fill_stage(profile, cluster, o, plan, index, ranks, rows)
+  local from, to = plan.parts[index][1], plan.parts[index][2]
+  local of = { memory = o.memory, micro_batches = plan.micro_batches, before = plan.layers[from - 1], from = from,
+    to = to, flying = math.min(plan.micro_batches, plan.pipeline - index + 1), allow = o.allow }
+  local choices = choices_of(profile, cluster, ranks, rows, of)
+  local seen, best, layers = {}, math.huge, nil
+  for i = from, to do
+    for _, choice in ipairs(choices[i]) do
       local working = choice.cost.working
-      if not seen[working] then seen[working], levels[#levels + 1] = true, working end
+      if not seen[working] then
+        seen[working] = true
+        local seconds, found = best_of_stage(choices, from, to, of, working)
+        if seconds and seconds < best then best, layers = seconds, found end
+      end
     end
   end
+  for i, s in pairs(layers or {}) do plan.layers[i] = s end
+  return layers ~= nil
+end
+
+local function whole_plan(profile, cluster, o, p, micro, parts)
   local plan = { layers = {}, parts = parts, pipeline = p, micro_batches = micro }
-  for index, part in ipairs(parts) do
-    local best, layers = math.huge, nil
-    for _, working in ipairs(levels) do
-      local seconds, found = best_of_stage(choices, part[1], part[2], { memory = o.memory, micro_batches = micro,
-        flying = math.min(micro, p - index + 1), before = plan.layers[part[1] - 1] }, working)
-      if seconds and seconds < best then best, layers = seconds, found end
-    end
-    if not layers then return nil end
-    for i, s in pairs(layers) do plan.layers[i] = s end
+  for index = 1, p do
+    if not fill_stage(profile, cluster, o, plan, index, o.ranks // p, profile.rows // micro) then return nil end
   end
   return plan
 end
@@ -324,7 +353,8 @@ function M.search(profile, cluster, options)
   expect(who, "ranks", o.ranks, "an integer in [1, 1024]")
   local weight, alike = {}, {}
   for i, layer in ipairs(profile.layers) do
-    local one = layer[1].plain
+    local one = layer.ways[M.key {}]
+    if not one then fail("%s: profile: expected layers on one rank among its strategies", who) end
     weight[i], alike[i] = line(one.forward, profile.rows) + line(one.backward, profile.rows), 1
   end
   local found = {}

@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local divide_layer = require("tycho.dist.grid_trial").divide_layer
+local layer_plans = require "tycho.dist.layer_plans"
 local layers_of = require "tycho.dist.pipeline_layers"
 local layerwise = require "tycho.dist.layerwise"
 local pipelines = require "tycho.dist.pipeline"
@@ -19,9 +20,9 @@ end
 -- ---- layers ----
 
 -- What a layer takes for some rows: seconds forwards and backwards, at least, bytes that are kept, and bytes at most
--- beyond these.
+-- beyond these. All ranks of the run do it at once, as in training.
 local function time(group, layer, x, targets, repeats)
-  local out = { forward = math.huge, backward = math.huge }
+  local out = { forward = math.huge, backward = math.huge, most = 0 }
   local weights = layer.flat and {} or layer:parameters()
   for round = 0, repeats do
     ty.scope(function()
@@ -30,6 +31,7 @@ local function time(group, layer, x, targets, repeats)
       collectgarbage()
       collectgarbage()
       group:reset_memory()
+      group:barrier()
       local before, began = group:memory(), group:clock()
       local y = layer(input)
       local bytes = y:nbytes()
@@ -37,6 +39,7 @@ local function time(group, layer, x, targets, repeats)
       local middle = group:clock()
       local live, peak = group:memory()
       local g = targets and nil or ty.ones(y.shape)
+      group:barrier()
       local from = group:clock()
       y:backward(g)
       local ended = group:clock()
@@ -47,7 +50,7 @@ local function time(group, layer, x, targets, repeats)
       end
       if round == 0 then return end
       out.forward, out.backward = math.min(out.forward, middle - began), math.min(out.backward, ended - from)
-      out.kept, out.output, out.most = live - before, bytes, math.max(peak, most) - before
+      out.kept, out.output, out.most = live - before, bytes, math.max(out.most, math.max(peak, most) - before)
     end)
   end
   return out
@@ -64,49 +67,52 @@ local function least(group, repeats, fn)
   return best
 end
 
--- A layer by a strategy, for few rows and for many.
-local function profile_layer(group, work, i, last, t, how, o)
+-- A layer by a strategy, for few rows and for many; groups: those of the strategy.
+local function profile_layer(group, work, i, last, s, groups, o)
   local inner = layers_of(workload.model(work, o.seed))[i]
-  if t > 1 then divide_layer(inner.layer, group, t, 0) end
+  if s.tensor > 1 then divide_layer(inner.layer, groups.tensor) end
   local n = 0
   for _, p in ipairs(inner:parameters()) do n = n + p:numel() end
-  local layer = layerwise.layer(inner, { sharded = how == "sharded", again = how ~= "plain" },
-    { tensor = group, data = group })
-  local tokens, at = workload.rows(work, o.seed, 1, 0, o.rows), {}
-  for _, count in ipairs { 1, o.rows } do
+  local layer = layerwise.layer(inner, s, groups)
+  local tokens, at, counts = workload.rows(work, o.seed, 1, 0, o.rows), {}, { 1, math.max(2, o.rows // s.data) }
+  for k, count in ipairs(counts) do
     local rows = tokens:narrow(0, 0, count)
     local x = i == 1 and rows:narrow(1, 0, work.length):contiguous()
       or ty.randn(count, work.length, work.config.hidden_size)
-    at[#at + 1] = time(group, layer, x, i == last and rows:narrow(1, 1, work.length):contiguous() or nil, o.repeats)
+    at[k] = time(group, layer, x, i == last and rows:narrow(1, 1, work.length):contiguous() or nil, o.repeats)
   end
   local few, many = at[1], at[2]
-  local function line(name)
-    local slope = math.max(0, (many[name] - few[name]) / (o.rows - 1))
-    return { math.max(0, few[name] - slope), slope }
+  local function line(a, b)
+    local slope = math.max(0, (b - a) / (counts[2] - 1))
+    return { math.max(0, a - slope), slope }
   end
-  -- What is there of the gradients of one rank counts as state elsewhere.
-  local function working(got) return math.max(0, got.most - got.kept - (how == "sharded" and 4 * n or 0)) end
-  local slope = math.max(0, (working(many) - working(few)) / (o.rows - 1))
-  return { forward = line "forward", backward = line "backward", kept = many.kept / o.rows,
-    output = many.output / o.rows, working = { math.max(0, working(few) - slope), slope }, parameters = n }
+  -- What is there of a rank's gradients counts as state elsewhere.
+  local function working(got)
+    return math.max(0, got.most - got.kept - (s.sharded and 4 * n // s.data or 0))
+  end
+  return { forward = line(few.forward, many.forward), backward = line(few.backward, many.backward),
+    kept = many.kept / counts[2], output = many.output / counts[2], working = line(working(few), working(many)),
+    parameters = n }
 end
 
+-- All strategies of all kinds of layers, on the ranks of a stage, of which there are as many at once as in training.
 local function profile(group, work, o)
   local count = #layers_of(workload.model(work, o.seed))
   local out = { rows = o.rows, layers = {} }
-  for i = 1, count do
-    local block = i > 1 and i < count
-    if block and i > 2 then
-      out.layers[i] = out.layers[2] -- the same once more
-    else
-      out.layers[i] = {}
-      for _, t in ipairs(block and o.tensor or { 1 }) do
-        local ways = { sums = block and 2 or 0 }
-        for _, how in ipairs { "plain", "again", "sharded" } do
-          ways[how] = profile_layer(group, work, i, count, t, how, o)
+  for i = 1, count do out.layers[i] = i > 2 and i < count and out.layers[2] or { sums = 0, ways = {} } end
+  for n = 1, group.size do
+    if group.size % n == 0 then
+      local stage = group:split(group.rank // n)
+      for _, s in ipairs(layer_plans.strategies(n)) do
+        if s.first == "tensor" then
+          local groups = layerwise.groups(stage, s)
+          for _, i in ipairs(s.tensor == 1 and { 1, 2, count } or { 2 }) do
+            local layer = out.layers[i]
+            if i == 2 then layer.sums = 2 end
+            local got = profile_layer(group, work, i, count, s, groups, o)
+            layer.ways[layer_plans.key(s)], layer.output = got, got.output
+          end
         end
-        ways.parameters, ways.output = ways.plain.parameters, ways.plain.output
-        out.layers[i][t] = ways
       end
     end
   end
@@ -118,6 +124,27 @@ local function profile(group, work, o)
   out.optimizer = least(group, o.repeats, function() optimizer:step() end) / n
   out.copying = least(group, o.repeats, function() y:copy_(ty.concat({ y:flatten() }, 0)) end) / n
   return out
+end
+
+-- Seconds of each sum of two ranks that share a block, beside what the block takes with a half of it alone.
+local function exchange(group, work, o)
+  local half = layers_of(workload.model(work, o.seed))[2]
+  divide_layer(half.layer, group, 2, group.rank % 2)
+  local x = ty.randn(math.max(1, o.rows // 4), work.length, work.config.hidden_size)
+  local best = math.huge
+  for _ = 0, 2 * o.repeats do
+    ty.scope(function()
+      local input = x:detach():requires_grad_()
+      for _, p in ipairs(half:parameters()) do p:set_grad(p:detach():zeros_like()) end
+      group:barrier()
+      local began = group:clock()
+      local y = half(input)
+      y:backward(ty.ones(y.shape))
+      group:barrier()
+      best = math.min(best, group:clock() - began)
+    end)
+  end
+  return best
 end
 
 -- Seconds of each action of a pipeline beside what its layers compute.
@@ -137,22 +164,37 @@ local function action(group, o, length, width)
   end) / (2 * (count + group.size - 1))
 end
 
---- What the layers of a workload's model take on one rank, whole and in parts. Blocks are taken to be alike. options:
--- rows (16: of a step), tensor ({ 1, 2, 4 }: in how many parts), repeats (5: the least counts), seed (0).
+-- The larger numbers of two tables: what the slowest rank takes.
+local function larger(a, b)
+  if type(a) == "number" then return math.max(a, b) end
+  local out = {}
+  for key, value in pairs(a) do out[key] = larger(value, b[key]) end
+  return out
+end
+
+--- What the layers of a workload's model take by each strategy on so many ranks, over links that take no time. Blocks
+-- are taken to be alike. options: rows (16: of a step), repeats (5: the least counts), seed (0).
 ---@param work RankWorkload
+---@param ranks integer
 ---@param options? table
 ---@return LayersProfile
-function M.profile(work, options)
+function M.profile(work, ranks, options)
   local who = "dist.layer_trial.profile"
   arguments.expect(who, "work", work, "a table")
-  local o = arguments.read(who, options, { rows = 16, tensor = { 1, 2, 4 }, repeats = 5, seed = 0 },
-    { rows = "an integer >= 2", tensor = "a list of integers >= 1", repeats = "an integer >= 1",
-      seed = "an integer" })
-  local out = ranks_of.run(1, profile, { seed = o.seed }, work, o)[1]
+  arguments.expect(who, "ranks", ranks, "an integer in [1, 1024]")
+  local o = arguments.read(who, options, { rows = 16, repeats = 5, seed = 0 },
+    { rows = "an integer >= 2", repeats = "an integer >= 1", seed = "an integer" })
+  local all = ranks_of.run(ranks, profile, { seed = o.seed }, work, o)
+  local out = all[1]
+  for rank = 2, ranks do out = larger(out, all[rank]) end
+  local alone = ranks_of.run(1, exchange, { seed = o.seed }, work, o)[1]
+  local both = ranks_of.run(2, exchange, { seed = o.seed }, work, o)
+  out.exchange = math.max(0, (math.max(both[1], both[2]) - alone) / 4)
   out.action = {}
-  for ranks = 1, 2 do
-    out.action[ranks] = ranks_of.run(ranks, action, { seed = o.seed }, o, work.length, work.config.hidden_size)[1]
+  for several = 1, 2 do
+    out.action[several] = ranks_of.run(several, action, { seed = o.seed }, o, work.length, work.config.hidden_size)[1]
   end
+  out.action[2] = math.max(out.action[2], out.exchange)
   return out
 end
 

@@ -191,8 +191,17 @@ local Training = {}
 Training.__index = Training
 Training.__name = "LayerwiseTraining"
 
--- Groups of a strategy among the ranks of a stage; all of these call it.
-local function groups_of(stage, known, s)
+--- Groups of a strategy among the ranks of a stage; all of these call it.
+---@param stage RankGroup
+---@param strategy LayerStrategy
+---@param known? table  what other calls have made, so that like strategies have the same groups
+---@return { tensor: RankGroup, data: RankGroup }
+function M.groups(stage, strategy, known)
+  local who = "dist.layerwise.groups"
+  Group.expect(who, stage)
+  expect(who, "known", known, "a table or nil")
+  local s = M.strategy(who, "strategy", strategy, stage.size)
+  known = known or {}
   local key = s.tensor .. s.first
   if s.tensor == 1 or s.data == 1 then key = s.tensor .. "" end
   if not known[key] then
@@ -244,7 +253,7 @@ function M.new(group, model, options)
       fail("%s: layers[%d]: tensor: expected 1 for the embedding and the head, got %d", who, i, s.tensor)
     end
     if i + 1 == parts[index][1] or i >= parts[index][1] and i <= parts[index][2] then
-      local groups = groups_of(stage, known, s)
+      local groups = M.groups(stage, s, known)
       if i >= parts[index][1] then
         if s.tensor > 1 then divide_layer(inner.layer, groups.tensor) end
         own[#own + 1] = Layer(inner, s, groups, before)

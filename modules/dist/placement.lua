@@ -40,7 +40,7 @@ function M.machines(options)
   for _, name in ipairs { "nodes", "networks", "cluster" } do
     if o[name] == nil then fail("%s: %s: expected a value, got nil", who, name) end
   end
-  costs.expect(who, costs.transformer { layers = 1, hidden = 1, heads = 1 }, o.cluster)
+  costs.expect_cluster(who, o.cluster)
   o.devices = o.cluster.tiers[1].size
   if not o.devices then fail("%s: cluster: expected a first tier of a machine's devices", who) end
   if #o.nodes == 0 then fail("%s: nodes: expected at least one, got none", who) end

@@ -138,7 +138,8 @@ local function bytes_of(model, plan, at)
 end
 
 local function read(who, model, cluster, plan)
-  costs.expect(who, model, cluster or false)
+  costs.expect(who, model)
+  costs.expect_cluster(who, cluster)
   local o = arguments.read(who, plan, DEFAULTS, WANTED)
   if o.pipeline * o.chunks > model.layers then
     fail("%s: pipeline: expected at most %d stages, one for each layer, got %d", who, model.layers,
@@ -233,7 +234,8 @@ end
 ---@return integer tried
 function M.search(model, cluster, options)
   local who, none = "dist.plans.search", arguments.none
-  costs.expect(who, model, cluster or false)
+  costs.expect(who, model)
+  costs.expect_cluster(who, cluster)
   local defaults = { devices = none, sequences = none, micro = { 1, 2, 4, 8 }, most_tensor = 8, zero = { 0, 1 } }
   local wanted = { devices = COUNT, sequences = COUNT, micro = "a list of integers >= 1",
     most_tensor = "an integer >= 1", zero = "a list of integers in [0, 1]" }
@@ -304,16 +306,16 @@ end
 ---@return number error  the root of that mean
 function M.fit(cluster, rows, names)
   local who = "dist.plans.fit"
-  expect(who, "cluster", cluster, "a table")
+  costs.expect_cluster(who, cluster)
   expect(who, "rows", rows, "a list of tables")
   expect(who, "names", names, "a list of strings or nil")
   local values, most = {}, { efficiency = 1 }
   if not names then
     names = { "efficiency", "launch" }
-    for i in ipairs(cluster.tiers or {}) do names[#names + 1] = "tier" .. i end
+    for i in ipairs(cluster.tiers) do names[#names + 1] = "tier" .. i end
   end
   for _, row in ipairs(rows) do
-    costs.expect(who, row.model, cluster)
+    costs.expect(who, row.model)
     expect(who, "rows: plan", row.plan, "a table")
   end
   for _, name in ipairs(names) do

@@ -202,8 +202,14 @@ end
 ---@param action PipelineAction
 ---@return string
 function M.label(schedule, action)
-  arguments.expect("dist.schedule.label", "schedule", schedule, "a table")
-  arguments.expect("dist.schedule.label", "action", action, "a table")
+  local who = "dist.schedule.label"
+  if not M.is_schedule(schedule) then
+    arguments.fail("%s: schedule: expected a schedule, got %s", who, arguments.describe(schedule))
+  end
+  arguments.expect(who, "action", action, "a table")
+  arguments.expect(who, "action.kind", action.kind, "a string")
+  arguments.expect(who, "action.micro", action.micro, "an integer")
+  arguments.expect(who, "action.chunk", action.chunk, "an integer")
   if schedule.chunks == 1 then return ("%s %d"):format(action.kind, action.micro) end
   return ("%s %d %d"):format(action.kind, action.micro, action.chunk)
 end

@@ -99,18 +99,19 @@ local function drawn(layers, seed)
     state = (state * 1103515245 + 12345) % 2147483648
     return low + (high - low) * state / 2147483648
   end
-  local profile = { rows = 8, optimizer = 1e-9, copying = 1e-9, action = { 1e-5, 3e-5 }, layers = {} }
+  local profile = { rows = 8, optimizer = 1e-9, copying = 1e-9, exchange = 2e-5, action = { 1e-5, 3e-5 }, layers = {} }
   for i = 1, layers do
-    profile.layers[i] = {}
-    local heavy, f = draw(0.2, 3), draw(0.5e-3, 2e-3)
-    for _, t in ipairs(i == 1 and { 1 } or { 1, 2, 4 }) do
-      local function ways(factor, kept, working)
-        return { forward = { 1e-4, f / t }, backward = { 2e-4, factor * f / t }, kept = kept / t, output = 2e4,
-          working = { working, 3e4 }, parameters = math.floor(heavy * 1e5) // t }
+    local heavy, f, ways = draw(0.2, 3), draw(0.5e-3, 2e-3), {}
+    for _, ranks in ipairs { 1, 2, 4 } do
+      for _, s in ipairs(layer_plans.strategies(ranks, i > 1)) do
+        local t, factor, kept, working = s.tensor, 2, 3e5, 0
+        if s.again then factor, kept, working = 3, 2e4, 3e5 end
+        if s.sharded then factor, working = 3.2, 6e5 end
+        ways[layer_plans.key(s)] = { forward = { 1e-4, f / t }, backward = { 2e-4, factor * f / t }, kept = kept / t,
+          output = 2e4, working = { working, 3e4 }, parameters = math.floor(heavy * 1e5) // t }
       end
-      profile.layers[i][t] = { plain = ways(2, 3e5, 0), again = ways(3, 2e4, 3e5), sharded = ways(3.2, 2e4, 6e5),
-        parameters = math.floor(heavy * 1e5) // t, output = 2e4, sums = 2 }
     end
+    profile.layers[i] = { sums = 2, output = 2e4, ways = ways }
   end
   return profile
 end
