@@ -8,9 +8,6 @@ return {
   distributions = {},
   estimate = {},
 
-  -- Nor does what plans how models are served.
-  serve = {},
-
   -- Nor do methods of the sciences.
   science = {},
 
