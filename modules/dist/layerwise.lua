@@ -182,6 +182,7 @@ end
 
 -- ---- training ----
 
+--- A rank's layers, each divided in its own way, and their training.
 ---@class LayerwiseTraining
 ---@field pipeline Pipeline
 ---@field layers Module[]   the rank's own

@@ -19,6 +19,7 @@ local schedules = require "tycho.dist.schedule"
 local expect, fail = arguments.expect, arguments.fail
 local M = {}
 
+--- Machines with networks of several kinds.
 ---@class PlacementMachines
 ---@field nodes string[]      the fast network of each machine; machines with another one do not reach it
 ---@field devices integer     of a machine

@@ -8,8 +8,8 @@
 -- once or twice, and stages have parts of them. What single layers take by each strategy is measured over links that
 -- take no time, the links are formulas; the search never sees a plan run. Then all plans train the same rows over the
 -- same links, in turn; the fastest step counts, as for the profile, by the ranks' clocks. Compared are plans whose
--- ranks had no more bytes than the limit, two of each search among them. Profiles of one rank alone were no good: ranks find
--- their caches cold after each exchange. On a processor that is busy otherwise a plan differs from itself by a tenth.
+-- ranks had no more bytes than the limit, two of each search among them. Profiles of one rank alone were no good: ranks
+-- find their caches cold after each exchange. On a busy processor a plan differs from itself by a tenth.
 local ty = require "tycho"
 local dist = require "tycho.dist"
 
