@@ -34,6 +34,7 @@ return {
 
   serve = {
     llm = "caches in pages, how tokens are chosen and what ends a text",
+    peft = "the adapters' files",
   },
 
   dist = {
