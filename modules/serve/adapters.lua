@@ -75,8 +75,8 @@ function Adapters.new(engine, options)
 end
 
 --- Adds an adapter under a name: a folder or a file, as peft.load reads it, or the pairs themselves, a list of { name
--- (of a linear layer), a [rank, inputs], b [outputs, rank], scale (1) }, which stay in host memory. Ranks and layers may
--- be any. Files are read when a request asks for them first. Returns the set.
+-- (of a linear layer), a [rank, inputs], b [outputs, rank], scale (1) }, which stay in host memory. Ranks and layers
+-- may be any. Files are read when a request asks for them first. Returns the set.
 ---@param name string
 ---@param source string|table[]
 ---@return ServeAdapters self

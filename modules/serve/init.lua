@@ -8,4 +8,6 @@
 return require "tycho.lazy" ({}, {
   engine = { "tycho.serve.engine", "new" },
   adapters = { "tycho.serve.adapters", "new" },
+  traces = "tycho.serve.traces",
+  adapter_trials = "tycho.serve.adapter_trials",
 }, "tycho.serve")
