@@ -313,8 +313,8 @@ function Adapters:begin(list, counts)
     end
     local i64 = { dtype = "i64", device = self.model:device() }
     local gathered = gather(self, order)
-    self.step = setmetatable({ count = begins[#begins], begins = ty.keep(ty.tensor(begins, i64)),
-      wanted = ty.keep(ty.tensor(wanted, i64)) }, { __index = gathered })
+    self.step = setmetatable({ count = begins[#begins], begins = ty.tensor(begins, i64),
+      wanted = ty.tensor(wanted, i64) }, { __index = gathered })
   end
   look_ahead(self)
 end

@@ -42,6 +42,7 @@ function Request:wait()
   return self.tokens
 end
 
+--- A model, its requests and the pages of their keys and values.
 ---@class ServeEngine
 ---@field model LanguageModel
 ---@field tokenizer? table

@@ -104,7 +104,7 @@ check.test("what is wrong", function()
   check.fails(function() traces.trace { text = text, input = { 5, 2 } } end, "input: expected two numbers of tokens")
   check.fails(function() traces.serve(3, {}) end, "engine: expected a table")
   check.fails(function() trials.ways({ "base" }, {}) end, "make: expected a function")
-  check.fails(function() trials.ways({ "best" }, { make = make }) end, "expected base, together, padded, disk or merged")
+  check.fails(function() trials.ways({ "best" }, { make = make }) end, "names: expected base, together, padded")
   check.fails(function() trials.draw(make(), "x", 0) end, "count: expected an integer >= 1")
 end)
 
