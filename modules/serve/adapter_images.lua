@@ -89,7 +89,7 @@ local function dtype_of(list, form)
 end
 
 --- The image of an adapter, in host memory: a and b [layers, pages * page, width], scales [layers, pages * page, 1] of
--- the rows of b, pages, bytes, where each site begins, and the layers that it is for.
+-- the rows of b or nil, pages, bytes, where each site begins, and the layers that it is for.
 ---@param form table
 ---@param list table[]  pairs
 ---@return table image
@@ -122,9 +122,12 @@ function M.make(form, list)
     put(b:select(0, layer), b_at[site], pair.b:transpose(0, 1), site.b_rows)
     scales:select(0, layer):narrow(0, b_at[site], pair.a.shape[1] * site.b_rows):fill_(pair.scale)
   end
-  local image = { a = ty.keep(a), b = ty.keep(b), scales = ty.keep(scales), pages = pages, layers = layers,
+  -- Scales of powers of two go into B without a loss.
+  local scaled = (b:to(scales.dtype) * scales):to(b.dtype)
+  if scaled:to(scales.dtype):equal(b:to(scales.dtype) * scales) then b, scales = scaled, nil end
+  local image = { a = ty.keep(a), b = ty.keep(b), scales = scales and ty.keep(scales), pages = pages, layers = layers,
     sites = order, ranks = ranks, a_at = a_at, b_at = b_at }
-  image.bytes = a:nbytes() + b:nbytes() + scales:nbytes()
+  image.bytes = a:nbytes() + b:nbytes() + (scales and scales:nbytes() or 0)
   return image
 end
 
@@ -136,7 +139,7 @@ end
 function M.put(form, image, pool, slots)
   local device = slots.device
   local a, b = image.a:to { device = device }, image.b:to { device = device }
-  b = b:to(image.scales.dtype) * image.scales:to { device = device }
+  if image.scales then b = b:to(image.scales.dtype) * image.scales:to { device = device } end
   for layer = 1, form.layers do
     local k = pool:wide(layer, "k", form.width, form.dtype, device)
     local v = pool:wide(layer, "v", form.width, form.dtype, device)

@@ -130,7 +130,7 @@ end
 
 ---@class AdapterWay
 ---@field name string
----@field run fun(trace: ServeArrival[]): ServeResults
+---@field run fun(trace: ServeArrival[], logprobs?: boolean, turn?: function): ServeResults
 ---@field set? ServeAdapters
 
 --- Ways to serve a trace, each with a model of its own: "base" (adapters are ignored), "together", "padded" (to `pad`),
@@ -152,20 +152,21 @@ function M.ways(names, options)
     local engine = Engine.new(o.make(), o.engine)
     local way = { name = name, engine = engine }
     if name == "base" then
-      function way.run(trace, more) return traces.serve(engine, trace, { logprobs = more }) end
+      function way.run(trace, more, turn) return traces.serve(engine, trace, { logprobs = more, turn = turn }) end
     elseif name == "merged" then
       way.weights = M.merged(engine.model, o.paths)
-      function way.run(trace, more)
-        return traces.serve(engine, trace, { next_ones = way.weights:turns(engine), logprobs = more })
+      function way.run(trace, more, turn)
+        return traces.serve(engine, trace, { next_ones = way.weights:turns(engine), logprobs = more,
+          turn = turn })
       end
     elseif name == "together" or name == "padded" or name == "disk" then
       local set = Adapters.new(engine, { pad = name == "padded" and o.pad or nil,
         host = name == "disk" and o.host or nil })
       for i, path in ipairs(o.paths) do set:add(tostring(i), path) end
       way.set = set
-      function way.run(trace, more)
+      function way.run(trace, more, turn)
         set:evict(math.maxinteger)
-        return traces.serve(engine, trace, { logprobs = more, submit = function(arrival, asked)
+        return traces.serve(engine, trace, { logprobs = more, turn = turn, submit = function(arrival, asked)
           asked.adapter = arrival.adapter and tostring(arrival.adapter) or nil
           return engine:submit(arrival.prompt, asked)
         end })

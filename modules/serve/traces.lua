@@ -91,16 +91,17 @@ end
 
 --- Serves a trace. submit(arrival, options) asks for what an arrival is, engine:submit by default; next_ones(waiting)
 -- takes from the arrivals that wait for their turn those that may be submitted now (nil: all at once). logprobs: asked
--- for.
+-- for. turn(): called after each step, such as coroutine.yield.
 ---@param engine ServeEngine
 ---@param trace ServeArrival[]
----@param options? { submit?: function, next_ones?: function, logprobs?: boolean }
+---@param options? { submit?: function, next_ones?: function, logprobs?: boolean, turn?: function }
 ---@return ServeResults
 function M.serve(engine, trace, options)
   arguments.expect("serve.traces.serve", "engine", engine, "a table")
   arguments.expect("serve.traces.serve", "trace", trace, "a list")
   local o = arguments.read("serve.traces.serve", options, { submit = arguments.none, next_ones = arguments.none,
-    logprobs = false }, { submit = "a function", next_ones = "a function" })
+    logprobs = false, turn = arguments.none }, { submit = "a function", next_ones = "a function",
+    turn = "a function" })
   local submit = o.submit or function(arrival, more) return engine:submit(arrival.prompt, more) end
   local clock, now, came, left, waiting = clock_of(engine), 0, 0, #trace, {}
   local results = { requests = {}, seconds = 0, tokens = 0, first = 0, latency = 0 }
@@ -131,12 +132,39 @@ function M.serve(engine, trace, options)
     for _, arrival in ipairs(due) do results.first = results.first + now - arrival.at end
     for _, arrival in ipairs(ended) do results.latency = results.latency + now - arrival.at end
     left = left - #ended
+    if o.turn then o.turn() end
   end
   for _, request in ipairs(results.requests) do
     if request.reason == "failed" then error("serve.traces.serve: " .. request.error, 0) end
     results.tokens = results.tokens + #request.tokens
   end
   results.first, results.latency = results.first / #trace, results.latency / #trace
+  return results
+end
+
+--- Runs functions step by step in turn, so that what disturbs one disturbs the others: each is called with a function
+-- that it calls after every step. Returns what they return, by their names.
+---@generic K
+---@param runs table<K, fun(turn: function): any>
+---@return table<K, any>
+function M.in_turns(runs)
+  arguments.expect("serve.traces.in_turns", "runs", runs, "a table")
+  local names, threads, results = {}, {}, {}
+  for name, run in pairs(runs) do
+    arguments.expect("serve.traces.in_turns", "runs." .. tostring(name), run, "a function")
+    names[#names + 1], threads[name] = name, coroutine.create(run)
+  end
+  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
+  while next(threads) do
+    for _, name in ipairs(names) do
+      local thread = threads[name]
+      if thread then
+        local ok, result = coroutine.resume(thread, coroutine.yield)
+        if not ok then error(result, 0) end
+        if coroutine.status(thread) == "dead" then results[name], threads[name] = result, nil end
+      end
+    end
+  end
   return results
 end
 

@@ -7,13 +7,13 @@
 -- kjv-lm of the zoo with adapters of the four projections of attention, drawn at random and half as large as the
 -- weights, in folders of PEFT. Requests come as in the paper: a Poisson process, faster than can be served, adapter i
 -- of n wanted with a probability that goes with 1 / i; prompts are pieces of the book. All ways serve the same
--- requests with the same engine, whose pool is in f16, as adapters are; time is that of the processor. The base leaves
--- adapters out. Padded ways give each adapter the room and the work of rank 64. Merged weights serve one adapter at a
--- time, all that wait for it together, and change when these are done; the plain weights and the adapters are kept in
--- memory for that. Every run begins without adapters in the pool; they come from host memory, from the disk where that
--- is said. What is compared with merged weights token by token is computed in f32. At a width of 256 rank 64 is a
--- quarter of a matrix, and a step with many adapters reads as many bytes of them as of the model: in the paper's
--- models of 4096 it is a sixty-fourth.
+-- requests with the same engine, whose pool is in f16, as adapters are; time is that of the processor, and ways take
+-- turns step by step. The base leaves adapters out. Padded ways give each adapter the room and the work of rank 64.
+-- Merged weights serve one adapter at a time, all that wait for it together, and change when these are done; the plain
+-- weights and the adapters are kept in memory for that. Every run begins without adapters in the pool; they come from
+-- host memory, or from the disk where that is said. What is compared with merged weights token by token is computed in
+-- f32. At a width of 256 rank 64 is a quarter of a matrix, and a step with many adapters reads as many bytes of them
+-- as of the model: in the paper's models of 4096 it is a sixty-fourth.
 local ty = require "tycho"
 local serve, zoo = require "tycho.serve", require "tycho.zoo"
 
@@ -28,7 +28,6 @@ local r = ty.recipe.declare {
     { "output", 48, "most new tokens", quick = 8 },
     { "room", 8192, "tokens whose keys and values would fill the pool", quick = 2048 },
     { "exact", 24, "requests that are compared with merged weights", quick = 6 },
-    { "rounds", 2, "runs of the base and of all together, the faster counts", quick = 1 },
   },
 }
 local args = r.args
@@ -89,34 +88,30 @@ r:note("disk", { pool_bytes = pool, adapter_bytes = bytes, fetched = usage.fetch
 
 local ways = ways_of { "base", "together", "padded", "disk", "merged" }
 local speeds = {} -- tokens in a second, by way and number of adapters, of each seed
-local function measure(name, seed, i, n, rounds)
-  local way, trace, best = ways[name], trace_of(seed, n), nil
-  -- Adapters that are to be in host memory are read before.
-  for _, arrival in ipairs(way.set and name ~= "disk" and trace or {}) do
-    way.set:pages_of("s-lora", tostring(arrival.adapter))
+local function measure(names, seed, i, n)
+  local trace, runs = trace_of(seed, n), {}
+  for _, name in ipairs(names) do
+    local way = ways[name]
+    -- Adapters that are to be in host memory are read before.
+    for _, arrival in ipairs(way.set and name ~= "disk" and trace or {}) do
+      way.set:pages_of("s-lora", tostring(arrival.adapter))
+    end
+    runs[name] = function(turn) return way.run(trace, false, turn) end
   end
-  for _ = 1, rounds do
-    local one = way.run(trace)
-    if not best or one.seconds < best.seconds then best = one end
+  for name, result in pairs(traces.in_turns(runs)) do
+    local speed = result.tokens / result.seconds
+    r:say("seed %d, %4d adapters, %-8s %7.1f tokens in a second, %.2f s to the first token", seed, n, name, speed,
+      result.first)
+    r:note(("%s/%d"):format(name, n), { tokens_per_second = speed, first = result.first, latency = result.latency },
+      seed)
+    ty.stats.put(speeds, ("%s/%d"):format(name, n), i, speed)
   end
-  local speed = best.tokens / best.seconds
-  r:say("seed %d, %4d adapters, %-8s %7.1f tokens in a second, %.2f s to the first token", seed, n, name, speed,
-    best.first)
-  r:note(("%s/%d"):format(name, n), { tokens_per_second = speed, first = best.first, latency = best.latency }, seed)
-  speeds[name] = speeds[name] or {}
-  speeds[name][n] = speeds[name][n] or {}
-  speeds[name][n][i] = speed
 end
 for i, seed in ipairs(r.seeds) do
-  measure("base", seed, i, most, args.rounds)
-  for _, n in ipairs(args.adapters) do
-    measure("together", seed, i, n, n == most and args.rounds or 1)
-    if n == most or i == 1 then
-      measure("padded", seed, i, n, 1)
-      measure("merged", seed, i, n, 1)
-    end
+  measure({ "base", "together", "padded", "merged", "disk" }, seed, i, most)
+  for _, n in ipairs(i == 1 and args.adapters or {}) do
+    if n < most then measure({ "base", "together", "padded", "merged" }, seed, i, n) end
   end
-  measure("disk", seed, i, most, 1)
 end
 
 local function ratios(of, at)
@@ -124,21 +119,18 @@ local function ratios(of, at)
   for i in ipairs(r.seeds) do list[i] = of[i] / at[i] end
   return list
 end
-local base, together = speeds.base[most], speeds.together[most]
+local base, together = speeds["base/" .. most], speeds["together/" .. most]
 local overheads = ratios(base, together)
 for i, x in ipairs(overheads) do overheads[i] = x - 1 end
 
 local series = {}
-for _, name in ipairs { "together", "padded", "merged" } do
+for _, name in ipairs { "base", "together", "padded", "merged" } do
   local y = {}
-  for k, n in ipairs(args.adapters) do y[k] = ty.stats.mean(speeds[name][n]) end
-  series[#series + 1] = { x = args.adapters, y = y, label = name == "together" and "all together" or name }
+  for k, n in ipairs(args.adapters) do y[k] = speeds[name .. "/" .. n][1] / speeds["base/" .. n][1] end
+  series[#series + 1] = { x = args.adapters, y = y, label = name }
 end
-local level = {}
-for k in ipairs(args.adapters) do level[k] = ty.stats.mean(base) end
-table.insert(series, 1, { x = args.adapters, y = level, label = "without adapters" })
-ty.plot.line { series = series, title = "Tokens in a second of processor time", x_label = "adapters", log_x = true,
-  y_range = { 0, 1.15 * level[1] } }:save(r:picture "throughput.png")
+ty.plot.line { series = series, title = "Tokens in a second, of those without adapters", x_label = "adapters",
+  log_x = true, y_range = { 0, 1.1 } }:save(r:picture "throughput.png")
 trials.discard(paths)
 
 os.exit(r:finish {
@@ -152,7 +144,7 @@ os.exit(r:finish {
   { claim = "bytes of the pool through which they went, of those of all adapters", measured = pool / bytes, bar = 0.2,
     below = true },
   { claim = "tokens in a second, of those of weights merged for one adapter at a time",
-    values = ratios(together, speeds.merged[most]), bar = 2 },
-  { claim = "tokens in a second, of those with ranks padded to 64", values = ratios(together, speeds.padded[most]),
+    values = ratios(together, speeds["merged/" .. most]), bar = 2 },
+  { claim = "tokens in a second, of those with ranks padded to 64", values = ratios(together, speeds["padded/" .. most]),
     bar = 1.1 },
 }, true)

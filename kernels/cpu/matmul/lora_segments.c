@@ -8,8 +8,8 @@
 
 enum {
   TOGETHER = 8, /* pairs */
-  TOKENS = 32,  /* rows of x in a task */
-  BLOCK = 4     /* rows of x that share what is loaded */
+  TOKENS = 48,  /* rows of x in a task */
+  BLOCK = 6     /* rows of x that share what is loaded */
 };
 
 typedef struct job {

@@ -4,13 +4,29 @@
 typedef REAL FN(vector) __attribute__((vector_size(TY_VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 #define V FN(vector)
 #define LANES ((int)(sizeof(V) / sizeof(REAL)))
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* The sum of the lanes, always in the same order. */
+typedef REAL FN(quarter) __attribute__((vector_size(16), may_alias));
+static inline __attribute__((always_inline)) REAL FN(lane_sum)(V v) {
+  const union {
+    V whole;
+    FN(quarter) parts[TY_VECTOR_BYTES / 16];
+  } u = { v };
+  FN(quarter) sum = u.parts[0];
+  UNROLL for (int i = 1; i < TY_VECTOR_BYTES / 16; i++) sum += u.parts[i];
+#if HALVES
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+#else
+  return sum[0] + sum[1];
+#endif
+}
 
 /* h[t][j] += x[t] . rows[j] over n elements, of `tokens` rows of x and `pairs` rows (constants). */
 static inline __attribute__((always_inline)) void FN(dots)(const REAL *x, int64_t x_row, const REAL *const *rows,
                                                            int64_t n, REAL (*h)[TOGETHER], const int tokens,
                                                            const int pairs) {
-  V sums[8];
+  V sums[2 * BLOCK];
   UNROLL for (int e = 0; e < tokens * pairs; e++) sums[e] = (V){ 0 };
   int64_t c = 0;
   for (; c + LANES <= n; c += LANES) {
@@ -23,23 +39,23 @@ static inline __attribute__((always_inline)) void FN(dots)(const REAL *x, int64_
   }
   UNROLL for (int t = 0; t < tokens; t++) {
     UNROLL for (int j = 0; j < pairs; j++) {
-      REAL sum = 0;
-      for (int l = 0; l < LANES; l++) sum += sums[t * pairs + j][l];
+      REAL sum = FN(lane_sum)(sums[t * pairs + j]);
       for (int64_t i = c; i < n; i++) sum += x[t * x_row + i] * rows[j][i];
       h[t][j] += sum;
     }
   }
 }
 
-/* out[t] += the sum over `pairs` of h[t][j] rows[j], n elements of `tokens` rows (a constant). */
-static inline __attribute__((always_inline)) void FN(add)(REAL *out, int64_t out_row, const REAL *const *rows,
-                                                          int64_t n, REAL (*h)[TOGETHER], int pairs, const int tokens) {
+/* out[t] = from[t] + the sum over `pairs` of h[t][j] rows[j], n elements of `tokens` rows (a constant). */
+static inline __attribute__((always_inline)) void FN(add)(const REAL *from, REAL *out, int64_t out_row,
+                                                          const REAL *const *rows, int64_t n, REAL (*h)[TOGETHER],
+                                                          int pairs, const int tokens) {
   int64_t c = 0;
   for (; c + 2 * LANES <= n; c += 2 * LANES) {
     V sums[2 * BLOCK];
     UNROLL for (int t = 0; t < tokens; t++) {
-      sums[2 * t] = *(const V *)(out + t * out_row + c);
-      sums[2 * t + 1] = *(const V *)(out + t * out_row + c + LANES);
+      sums[2 * t] = *(const V *)(from + t * out_row + c);
+      sums[2 * t + 1] = *(const V *)(from + t * out_row + c + LANES);
     }
     for (int j = 0; j < pairs; j++) {
       const V low = *(const V *)(rows[j] + c), high = *(const V *)(rows[j] + c + LANES);
@@ -55,7 +71,7 @@ static inline __attribute__((always_inline)) void FN(add)(REAL *out, int64_t out
   }
   for (int t = 0; t < tokens; t++)
     for (int64_t i = c; i < n; i++) {
-      REAL sum = out[t * out_row + i];
+      REAL sum = from[t * out_row + i];
       for (int j = 0; j < pairs; j++) sum += h[t][j] * rows[j][i];
       out[t * out_row + i] = sum;
     }
@@ -84,7 +100,8 @@ static void FN(rows_of)(const job *p, int64_t first, int64_t last, int64_t pair,
   const int64_t in = p->in, width = p->width, wa = p->a->size[1], wb = p->b->size[1], n = last - first;
   const REAL *x = (const REAL *)p->x + first * in;
   REAL *out = (REAL *)p->out + first * width;
-  memcpy(out, (const REAL *)p->y + first * width, sizeof(REAL) * (size_t)(n * width));
+  const REAL *from = (const REAL *)p->y + first * width;
+  if (pair == end) memcpy(out, from, sizeof(REAL) * (size_t)(n * width));
   const int64_t a_parts = wa ? (in + wa - 1) / wa : 0, b_parts = wb ? (width + wb - 1) / wb : 0;
   for (; pair < end; pair += TOGETHER) {
     const int some = end - pair < TOGETHER ? (int)(end - pair) : TOGETHER;
@@ -110,9 +127,11 @@ static void FN(rows_of)(const job *p, int64_t first, int64_t last, int64_t pair,
       const int64_t c = e * wb, count = width - c < wb ? width - c : wb;
       FN(find)(p->b, p->b_rows + pair * b_parts + e, b_parts, some, count, wide, rows);
       int64_t t = 0;
-      for (; t + BLOCK <= n; t += BLOCK) FN(add)(out + t * width + c, width, rows, count, h + t, some, BLOCK);
-      for (; t < n; t++) FN(add)(out + t * width + c, width, rows, count, h + t, some, 1);
+      for (; t + BLOCK <= n; t += BLOCK)
+        FN(add)(from + t * width + c, out + t * width + c, width, rows, count, h + t, some, BLOCK);
+      for (; t < n; t++) FN(add)(from + t * width + c, out + t * width + c, width, rows, count, h + t, some, 1);
     }
+    from = out;
   }
 }
 
