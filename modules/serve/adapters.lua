@@ -48,24 +48,25 @@ local wrapper = surgery.wrapper { name = "Served", field = "_served",
 
 --- Adapters for an engine, none yet. options: host (nil: any; the most bytes of adapters that are kept in host memory
 -- beside those in the pool, the others are read from their files when they are wanted), ahead (8: of so many waiting
--- requests the adapters are brought before their turn), pad (nil; every adapter takes the room and the work of this
--- rank, for comparison).
+-- requests the adapters are brought before their turn), most (nil: any; so many adapters run at once, and requests with
+-- one of these pass those who wait for another, 32 times at most: the paper's adapter clustering), pad (nil; every
+-- adapter takes the room and the work of this rank, for comparison).
 ---@param engine ServeEngine
----@param options? {host?: integer, ahead?: integer, pad?: integer}
+---@param options? {host?: integer, ahead?: integer, most?: integer, pad?: integer}
 ---@return ServeAdapters
 function Adapters.new(engine, options)
   local who = "serve.adapters"
   if getmetatable(arguments.expect(who, "engine", engine, "a table")) ~= require "tycho.serve.engine" then
     fail("%s: engine: expected one of serve.engine, got %s", who, describe(engine))
   end
-  local o = arguments.read(who, options, { host = math.maxinteger, ahead = 8, pad = arguments.none },
-    { host = "an integer >= 0", ahead = "an integer >= 0", pad = "an integer >= 1" })
+  local o = arguments.read(who, options, { host = math.maxinteger, ahead = 8, most = arguments.none,
+    pad = arguments.none }, { host = "an integer >= 0", ahead = "an integer >= 0", most = "an integer >= 1",
+    pad = "an integer >= 1" })
   if engine.adapters then fail("%s: engine: expected one without adapters, got one that has them", who) end
   local self = setmetatable({ engine = engine, model = engine.model, pool = engine.pool, host = o.host,
-    ahead = o.ahead, entries = {}, count = 0, clock = 0, host_bytes = 0, residences = 0, resident = 0, before = nil,
-    form = images.form(who, engine.model, engine.pool, o.pad),
+    ahead = o.ahead, most = o.most or math.maxinteger, in_use = 0, entries = {}, count = 0, clock = 0, host_bytes = 0,
+    residences = 0, resident = 0, before = engine.before, form = images.form(who, engine.model, engine.pool, o.pad),
     counts = { fetched = 0, evicted = 0, read = 0 } }, Adapters)
-  self.before = engine.before
   engine.adapters = self
   engine.before = function(list, counts)
     if self.before then self.before(list, counts) end
@@ -185,6 +186,25 @@ local function send_away(self, entry)
   return entry.pages
 end
 
+local PASSES = 32 -- that those who wait longest put up with
+
+--- Whose turn it is of those who wait: a place in the list, 0 where nobody may begin now.
+---@param waiting ServeRequest[]
+---@return integer
+function Adapters:turn(waiting)
+  if self.in_use < self.most then return 1 end
+  for i, request in ipairs(waiting) do
+    local entry = self.entries[request.options.adapter or false]
+    if not entry or entry.users > 0 then
+      local first, passed = waiting[1], i > 1 and (waiting[1].passed or 0) + 1 or 0
+      if passed > PASSES then return 0 end
+      first.passed = i > 1 and passed or first.passed
+      return i
+    end
+  end
+  return 0
+end
+
 --- Keeps the adapter of a request where it is; returns how many pages it lacks, which fetch() takes. What the request
 -- holds it gives back by drop().
 ---@param request ServeRequest
@@ -192,6 +212,7 @@ end
 function Adapters:hold(request)
   local entry = self.entries[request.options.adapter or false]
   if not entry then return 0 end
+  if entry.users == 0 then self.in_use = self.in_use + 1 end
   request.adapter, entry.users = entry, entry.users + 1
   use(self, entry)
   return entry.resident and 0 or entry.pages
@@ -207,7 +228,9 @@ end
 ---@param request ServeRequest
 function Adapters:drop(request)
   local entry = request.adapter
-  if entry then request.adapter, entry.users = nil, entry.users - 1 end
+  if not entry then return end
+  request.adapter, entry.users = nil, entry.users - 1
+  if entry.users == 0 then self.in_use = self.in_use - 1 end
 end
 
 --- Gives back the pages of adapters that no request holds, the longest unused first, until there are `count`. before:

@@ -267,8 +267,11 @@ local function plan(self)
     end
   end
   while left > 0 and #self.waiting > 0 and #self.running < self.most_requests
-    and self.counts.preempted == preempted and admit(self, self.waiting[1]) do
-    local request = table.remove(self.waiting, 1)
+    and self.counts.preempted == preempted do
+    local at = self.adapters and self.adapters:turn(self.waiting) or 1
+    local request = self.waiting[at]
+    if not request or not admit(self, request) then break end
+    table.remove(self.waiting, at)
     table.insert(self.running, request)
     local count = math.min(known(request) - request.sequence.length, left)
     self.cache:reserve(request.sequence, count)

@@ -145,6 +145,6 @@ os.exit(r:finish {
     below = true },
   { claim = "tokens in a second, of those of weights merged for one adapter at a time",
     values = ratios(together, speeds["merged/" .. most]), bar = 2 },
-  { claim = "tokens in a second, of those with ranks padded to 64", values = ratios(together, speeds["padded/" .. most]),
-    bar = 1.1 },
+  { claim = "tokens in a second, of those with ranks padded to 64",
+    values = ratios(together, speeds["padded/" .. most]), bar = 1.1 },
 }, true)

@@ -80,8 +80,17 @@ check.test("all ways say the same", function()
     adapters = 5 }
   local ways = trials.ways({ "base", "together", "padded", "disk", "merged" }, { paths = paths, make = make, pad = 5,
     engine = { requests = 4, page = 4, prefixes = false, room = 400 } })
-  local results = {}
-  for name, way in pairs(ways) do results[name] = way.run(trace, true) end
+  local runs, steps = {}, {}
+  for name, way in pairs(ways) do
+    runs[name] = function(turn)
+      return way.run(trace, true, function()
+        steps[#steps + 1] = name
+        turn()
+      end)
+    end
+  end
+  local results = traces.in_turns(runs)
+  check.equal({ table.unpack(steps, 1, 6) }, { "base", "disk", "merged", "padded", "together", "base" })
   for _, name in ipairs { "together", "padded", "disk" } do
     local same, apart = trials.compare(results[name], results.merged)
     check.equal(same, 1, name)
@@ -103,6 +112,8 @@ check.test("what is wrong", function()
   check.fails(function() traces.trace {} end, "serve.traces.trace: text: expected at least 64 tokens, i64 [n], got nil")
   check.fails(function() traces.trace { text = text, input = { 5, 2 } } end, "input: expected two numbers of tokens")
   check.fails(function() traces.serve(3, {}) end, "engine: expected a table")
+  check.fails(function() traces.in_turns { a = 3 } end, "runs.a: expected a function, got 3")
+  check.fails(function() traces.in_turns { a = function() error("broken", 0) end } end, "broken")
   check.fails(function() trials.ways({ "base" }, {}) end, "make: expected a function")
   check.fails(function() trials.ways({ "best" }, { make = make }) end, "names: expected base, together, padded")
   check.fails(function() trials.draw(make(), "x", 0) end, "count: expected an integer >= 1")

@@ -168,6 +168,37 @@ check.test("adapters of those who wait are brought before their turn", function(
   set:remove()
 end)
 
+check.test("so many adapters at once; nobody is passed for ever", function()
+  local model = tiny(llm.Llama)
+  local paths = { draw(model, "x", kinds[1]), draw(model, "y", kinds[3]), draw(model, "z", kinds[2]) }
+  local engine = serve.engine(model, { page = 4, requests = 4 })
+  local set = serve.adapters(engine, { most = 2 })
+  for i, name in ipairs { "x", "y", "z" } do set:add(name, paths[i]) end
+  local order = {}
+  local function ask(name, count)
+    return engine:submit({ 1, 2, 3 }, { count = count or 3, stop_tokens = false, adapter = name,
+      on_end = function() order[#order + 1] = name or "none" end })
+  end
+  for _, name in ipairs { "x", "y", "z", "x", "y", "x" } do ask(name) end
+  ask()
+  while engine:step() do check.equal(set.in_use <= 2, true) end
+  check.equal(order, { "x", "x", "y", "y", "z", "x", "none" }, "the second two passed")
+  check.equal(set.in_use, 0)
+  -- A stream of others that does not end.
+  local late
+  ask("x", 3)
+  ask("y", 3)
+  late = ask("z", 3)
+  for i = 1, 200 do
+    ask(i % 2 == 0 and "x" or "y", 3)
+    engine:step()
+    if late.reason then break end
+  end
+  check.equal(late.reason, "length")
+  engine:run()
+  set:remove()
+end)
+
 check.test("what is wrong", function()
   local model = tiny(llm.Llama)
   local path = draw(model, "wrong", kinds[1])
