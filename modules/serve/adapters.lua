@@ -171,7 +171,7 @@ local function bring(self, entry)
     pages[i] = self.pool:take()
     for j = 0, page - 1 do slots[#slots + 1] = pages[i] * page + j end
   end
-  entry.slots = ty.keep(ty.tensor(slots, { dtype = "i64", device = self.model:device() }))
+  entry.slots = ty.keep(ty.tensor(slots, { dtype = "i64", device = self.engine.device }))
   ty.no_grad(ty.scope, images.put, self.form, image, self.pool, entry.slots)
   self.residences, self.resident = self.residences + 1, self.resident + image.pages
   entry.resident, entry.residence, entry.parts = pages, self.residences, images.rows(image, entry.slots)
@@ -295,7 +295,7 @@ local function gather(self, order)
   for i, entry in ipairs(order) do ids[i] = entry and entry.residence or 0 end
   local key = table.concat(ids, " ")
   if self.gathered and self.gathered.key == key then return self.gathered end
-  local device, gathered = self.model:device(), { key = key }
+  local device, gathered = self.engine.device, { key = key }
   for _, site in ipairs(self.form.sites) do
     local a, b, ranks = {}, {}, { 0 }
     for i, entry in ipairs(order) do
@@ -334,7 +334,7 @@ function Adapters:begin(list, counts)
     if wanted[#wanted] == 0 then
       for s = 2, #wanted do wanted[s] = 1 end
     end
-    local i64 = { dtype = "i64", device = self.model:device() }
+    local i64 = { dtype = "i64", device = self.engine.device }
     local gathered = gather(self, order)
     self.step = setmetatable({ count = begins[#begins], begins = ty.tensor(begins, i64),
       wanted = ty.tensor(wanted, i64) }, { __index = gathered })

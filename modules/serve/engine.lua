@@ -71,10 +71,10 @@ function Engine.new(model, options)
   end
   local cache = llm.PackedCache.new(plain.layers, { page = o.page, most = math.max(1, o.room // o.page),
     dtype = o.dtype })
-  return setmetatable({ model = model:eval(), tokenizer = o.tokenizer, cache = cache, pool = cache.pool,
-    most_requests = o.requests, most_tokens = o.batch, prefixes = o.prefixes and Prefixes.new(cache.pool) or nil,
-    timing = o.timing, running = {}, waiting = {}, numbers = 0,
-    counts = { steps = 0, tokens = 0, computed = 0, shared = 0, preempted = 0 } }, Engine)
+  return setmetatable({ model = model:eval(), device = model:device(), tokenizer = o.tokenizer, cache = cache,
+    pool = cache.pool, most_requests = o.requests, most_tokens = o.batch,
+    prefixes = o.prefixes and Prefixes.new(cache.pool) or nil, timing = o.timing, running = {}, waiting = {},
+    numbers = 0, counts = { steps = 0, tokens = 0, computed = 0, shared = 0, preempted = 0 } }, Engine)
 end
 
 -- ---- requests ----
@@ -297,7 +297,7 @@ local function compute(self, list, counts)
       ready[#ready + 1], places[#places + 1] = request, #tokens - 1
     end
   end
-  local model, device = self.model, self.model:device()
+  local model, device = self.model, self.device
   if self.before then self.before(list, numbers) end
   if self.timing then self.timing(#tokens, false) end
   self.cache:begin(sequences, numbers, device)

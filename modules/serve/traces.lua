@@ -79,7 +79,7 @@ end
 
 -- Seconds of the processor, or of the wall where another device computes.
 local function clock_of(engine)
-  return engine.model:device() == "cpu" and os.clock or ty.system.clock
+  return engine.device == "cpu" and os.clock or ty.system.clock
 end
 
 ---@class ServeResults

@@ -88,7 +88,7 @@ r:note("disk", { pool_bytes = pool, adapter_bytes = bytes, fetched = usage.fetch
 
 local ways = ways_of { "base", "together", "padded", "disk", "merged" }
 local speeds = {} -- tokens in a second, by way and number of adapters, of each seed
-local function measure(names, seed, i, n)
+local function measure(names, seed, i, n) -- i nil: to warm up, which makes the pools as large as they will be
   local trace, runs = trace_of(seed, n), {}
   for _, name in ipairs(names) do
     local way = ways[name]
@@ -98,7 +98,8 @@ local function measure(names, seed, i, n)
     end
     runs[name] = function(turn) return way.run(trace, false, turn) end
   end
-  for name, result in pairs(traces.in_turns(runs)) do
+  local results = traces.in_turns(runs)
+  for name, result in pairs(i and results or {}) do
     local speed = result.tokens / result.seconds
     r:say("seed %d, %4d adapters, %-8s %7.1f tokens in a second, %.2f s to the first token", seed, n, name, speed,
       result.first)
@@ -107,6 +108,7 @@ local function measure(names, seed, i, n)
     ty.stats.put(speeds, ("%s/%d"):format(name, n), i, speed)
   end
 end
+measure({ "base", "together", "padded", "disk" }, 1 << 20, nil, most)
 for i, seed in ipairs(r.seeds) do
   measure({ "base", "together", "padded", "merged", "disk" }, seed, i, most)
   for _, n in ipairs(i == 1 and args.adapters or {}) do
