@@ -14,6 +14,8 @@
 -- host memory, or from the disk where that is said. What is compared with merged weights token by token is computed in
 -- f32. At a width of 256 rank 64 is a quarter of a matrix, and a step with many adapters reads as many bytes of them
 -- as of the model: in the paper's models of 4096 it is a sixty-fourth.
+-- A trace asks for some of the adapters only, as their popularity has it; that all are served is what the row of every
+-- adapter in turn says.
 local ty = require "tycho"
 local serve, zoo = require "tycho.serve", require "tycho.zoo"
 
