@@ -42,11 +42,12 @@ function Request:wait()
   return self.tokens
 end
 
---- Requests to a model, those that run and those that wait.
+--- A model, its requests and the pages of their keys and values.
 ---@class ServeEngine
 ---@field model LanguageModel
 ---@field tokenizer? table
 ---@field cache PackedCache
+---@field adapters? ServeAdapters
 local Engine = {}
 Engine.__index = Engine
 
@@ -72,9 +73,10 @@ function Engine.new(model, options)
   end
   local cache = llm.PackedCache.new(plain.layers, { page = o.page, most = math.max(1, o.room // o.page),
     dtype = o.dtype })
-  return setmetatable({ model = model:eval(), tokenizer = o.tokenizer, cache = cache, pool = cache.pool,
-    most_requests = o.requests, most_tokens = o.batch, prefixes = o.prefixes and Prefixes.new(cache.pool) or nil,
-    within = o.within, timing = o.timing, running = {}, waiting = {}, numbers = 0,
+  return setmetatable({ model = model:eval(), device = model:device(), tokenizer = o.tokenizer, cache = cache,
+    pool = cache.pool, most_requests = o.requests, most_tokens = o.batch,
+    prefixes = o.prefixes and Prefixes.new(cache.pool) or nil, within = o.within, timing = o.timing,
+    running = {}, waiting = {}, numbers = 0,
     counts = { steps = 0, tokens = 0, computed = 0, shared = 0, preempted = 0 } }, Engine)
 end
 
@@ -107,7 +109,7 @@ end
 --- Asks for what follows `tokens`. options: count (the most new tokens, 16), those of tycho.llm.sampling (temperature,
 -- 0 by default: the most likely token; top_k, top_p, min_p, repetition_penalty), seed (0: of its own stream of random
 -- numbers), stop_tokens (one or a list; nil: those of the model; false: none), logprobs (false), on_token(request,
--- token), on_end(request, reason), and whatever a method that is added to the engine reads from request.options.
+-- token), on_end(request, reason), adapter (the name of one of those of tycho.serve.adapters).
 ---@param tokens integer[]|Tensor
 ---@param options? table
 ---@return ServeRequest
@@ -125,9 +127,16 @@ function Engine:submit(tokens, options)
       .. "got %d", context - o.count, o.count, context, #prompt)
   end
   local room = self.pool.most * self.pool.page
+  if o.adapter then
+    if not self.adapters then
+      arguments.fail("serve.submit: adapter: expected nil, as the engine has none (serve.adapters), got %s",
+        arguments.describe(o.adapter))
+    end
+    room = room - self.adapters:pages_of("serve.submit", o.adapter) * self.pool.page
+  end
   if longest > room then
     arguments.fail("serve.submit: tokens: expected at most %d with the %d that are asked for, as the engine has room "
-      .. "for %d, got %d", room - o.count, o.count, room, #prompt)
+      .. "for %d%s, got %d", room - o.count, o.count, room, o.adapter and " beside the adapter" or "", #prompt)
   end
   self.numbers = self.numbers + 1
   local request = setmetatable({ engine = self, number = self.numbers, prompt = prompt, tokens = {}, options = o,
@@ -154,6 +163,7 @@ end
 local function withdraw(self, request)
   self.cache:release(request.sequence)
   request.sequence, request.node, request.kept = nil, nil, nil
+  if self.adapters then self.adapters:drop(request) end
 end
 
 local function remove(list, what)
@@ -175,17 +185,34 @@ end
 
 -- ---- the pages ----
 
+-- Frees up to `count` pages that no request needs now: those of adapters, which come back sooner, then of beginnings.
+local function evict(self, count)
+  local freed = self.adapters and self.adapters:evict(count) or 0
+  if freed < count and self.prefixes then freed = freed + self.prefixes:evict(count - freed) end
+  return freed
+end
+
 -- Begins, or begins again, with the pages that are there already. False, and nothing done, where the pages for the rest
 -- of what is known are lacking: of those that run none gives its pages up for one that begins.
 local function admit(self, request)
   local pages
-  if self.prefixes then pages, request.node = self.prefixes:find(text_of(request)) end
+  if self.prefixes then pages, request.node = self.prefixes:find(text_of(request), request.options.adapter) end
   request.sequence = self.cache:sequence(pages)
   request.kept = #request.sequence.pages
-  local needed = (known(request) + self.pool.page - 1) // self.pool.page - request.kept - self.pool:room()
-  if needed > 0 and (not self.prefixes or self.prefixes:evict(needed) < needed) then
+  local needed = (known(request) + self.pool.page - 1) // self.pool.page - request.kept
+  if self.adapters then needed = needed + self.adapters:hold(request) end
+  local missing = needed - self.pool:room()
+  if missing > 0 and evict(self, missing) < missing then
     withdraw(self, request)
     return false
+  end
+  if self.adapters then
+    local ok, problem = pcall(self.adapters.fetch, self.adapters, request)
+    if not ok then
+      request.error = tostring(problem)
+      self:finish(request, "failed")
+      return false
+    end
   end
   self.counts.shared = self.counts.shared + request.sequence.length
   return true
@@ -206,8 +233,7 @@ local function reserve(self, request, count)
   while not self.cache:reserve(request.sequence, count) do
     local missing = (request.sequence.length + count + self.pool.page - 1) // self.pool.page
       - #request.sequence.pages - self.pool:room()
-    local freed = self.prefixes and self.prefixes:evict(missing) or 0
-    if freed < missing and preempt(self) == request then return false end
+    if evict(self, missing) < missing and preempt(self) == request then return false end
   end
   return true
 end
@@ -244,8 +270,11 @@ local function plan(self)
     end
   end
   while left > 0 and #self.waiting > 0 and #self.running < self.most_requests
-    and self.counts.preempted == preempted and admit(self, self.waiting[1]) do
-    local request = table.remove(self.waiting, 1)
+    and self.counts.preempted == preempted do
+    local at = self.adapters and self.adapters:turn(self.waiting) or 1
+    local request = self.waiting[at]
+    if not request or not admit(self, request) then break end
+    table.remove(self.waiting, at)
     table.insert(self.running, request)
     local count = math.min(known(request) - request.sequence.length, left)
     self.cache:reserve(request.sequence, count)
@@ -255,6 +284,7 @@ local function plan(self)
   for _, request in ipairs(self.running) do
     if counts[request] then list[#list + 1] = request end
   end
+  if self.adapters then list = self.adapters:arrange(list) end
   return list, counts
 end
 
@@ -270,7 +300,7 @@ local function compute(self, list, counts)
       ready[#ready + 1], places[#places + 1] = request, #tokens - 1
     end
   end
-  local model, device = self.model, self.model:device()
+  local model, device = self.model, self.device
   if self.before then self.before(list, numbers) end
   if self.timing then self.timing(#tokens, false) end
   self.cache:begin(sequences, numbers, device)
@@ -303,6 +333,7 @@ end
 function Engine:step()
   if #self.running == 0 and #self.waiting == 0 then return false end
   local list, counts = plan(self)
+  if #list == 0 then return #self.running > 0 or #self.waiting > 0 end
   local ok, problem = pcall(ty.no_grad, function()
     return ty.scope(function()
       local logits, ready = compute(self, list, counts)
@@ -321,6 +352,7 @@ function Engine:step()
       end
     end)
   end)
+  if self.adapters then self.adapters.step = nil end
   if not ok then
     for _, request in ipairs(list) do
       request.error = tostring(problem)

@@ -12,7 +12,7 @@ Prefixes.__index = Prefixes
 ---@param pool PagePool
 ---@return Prefixes
 function Prefixes.new(pool)
-  return setmetatable({ pool = pool, root = { children = {} }, clock = 0, count = 0 }, Prefixes)
+  return setmetatable({ pool = pool, roots = {}, clock = 0, count = 0 }, Prefixes)
 end
 
 -- Tokens [first, first + page) of a list, as a key.
@@ -24,11 +24,18 @@ function Prefixes:touch(node)
 end
 
 --- The pages that hold the longest beginning of `tokens`, but for the last token at least, which is to be computed.
+-- kind: keys and values of the same tokens that are not the same, those under an adapter, have trees of their own.
 ---@param tokens integer[]
+---@param kind? string
 ---@return integer[] pages
 ---@return table node  where the beginning ends, for add()
-function Prefixes:find(tokens)
-  local page, node, pages = self.pool.page, self.root, {}
+function Prefixes:find(tokens, kind)
+  local page, root, pages = self.pool.page, self.roots[kind or false], {}
+  if not root then
+    root = { children = {} }
+    self.roots[kind or false] = root
+  end
+  local node = root
   for first = 1, #tokens - page, page do
     local next_node = node.children[key_of(tokens, first, page)]
     if not next_node then break end
@@ -73,13 +80,27 @@ function Prefixes:evict(count)
         elseif alone and (not oldest or child.used < oldest.used) then oldest = child end
       end
     end
-    visit(self.root)
+    for _, root in pairs(self.roots) do visit(root) end
     if not oldest then break end
     oldest.parent.children[oldest.key] = nil
     self.pool:release(oldest.page)
     self.count, freed = self.count - 1, freed + 1
   end
   return freed
+end
+
+--- Gives back all pages of a kind, of which no request runs.
+---@param kind? string
+function Prefixes:forget(kind)
+  local function visit(node)
+    for _, child in pairs(node.children) do
+      visit(child)
+      self.pool:release(child.page)
+      self.count = self.count - 1
+    end
+  end
+  if self.roots[kind or false] then visit(self.roots[kind or false]) end
+  self.roots[kind or false] = nil
 end
 
 return Prefixes

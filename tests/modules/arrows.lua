@@ -36,6 +36,7 @@ return {
     llm = "caches in pages, how tokens are chosen and what ends a text",
     hub = "the command loads a model, its tokenizer and its template of chats",
     zoo = "models that ship are served by name",
+    peft = "the adapters' files",
   },
 
   dist = {
