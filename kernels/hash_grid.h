@@ -9,6 +9,7 @@
 #include "scalar.h"
 
 enum {
+  TY_HASH_BLOCK = 64,           /* points of which hash_field keeps lines of features and units for its gradient */
   TY_HASH_LEVELS = 32,          /* at most */
   TY_HASH_DIMS = 3,             /* at most */
   TY_HASH_CORNERS = 8,          /* of a cell, at most */

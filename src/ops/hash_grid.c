@@ -251,14 +251,28 @@ static bool check_network(ty_call *c, int first, int64_t features) {
   return true;
 }
 
+/* Of what hash_field keeps of x for its gradient: blocks, lines, points. */
+static void sizes_kept(const ty_tensor *x, const ty_tensor *first, const ty_tensor *hidden, int64_t *size) {
+  size[0] = (x->v.size[0] + TY_HASH_BLOCK - 1) / TY_HASH_BLOCK;
+  size[1] = first->v.size[1] + (1 + (hidden ? hidden->v.size[0] : 0)) * first->v.size[0];
+  size[2] = TY_HASH_BLOCK;
+}
+
 bool fwd_hash_field(ty_call *c) {
   const ty_hash_field_args *a = TY_ARGS(hash_field, c);
   ty_p_hash_grid p;
   const int64_t rows = read_grid(c, 0, 4, &p);
   if (rows < 0 || !check_table(c, 1, rows) || !check_network(c, 2, p.levels * a->table.t->v.size[1])) return false;
   ty_tensor *in[] = { a->x.t, a->table.t, a->first.t, a->last.t, a->hidden.t };
-  return together(in, 5) &&
-         ty_out(c, 0, ty_device_of(in[0]), ty_dtype_of(in[0]), 2, (int64_t[]){ in[0]->v.size[0], in[3]->v.size[0] }) &&
+  if (!together(in, 5)) return false;
+  const int device = ty_device_of(in[0]);
+  const ty_dtype dtype = ty_dtype_of(in[0]);
+  const int64_t n = in[0]->v.size[0];
+  int64_t kept[3];
+  sizes_kept(in[0], in[2], in[4], kept);
+  /* On GPUs making it anew costs less than memory. */
+  if (!c->record || ty_is_half(dtype) || (device != TY_CPU && device != TY_META)) kept[0] = 0;
+  return ty_out(c, 0, device, dtype, 2, (int64_t[]){ n, in[3]->v.size[0] }) && ty_out(c, 1, device, dtype, 3, kept) &&
          ty_launch(c, in, 5, &p);
 }
 
@@ -269,8 +283,10 @@ bool fwd_hash_field_backward(ty_call *c) {
   if (rows < 0 || !check_table(c, 2, rows) || !check_network(c, 3, p.levels * a->table.t->v.size[1]) ||
       !check_shape(c, 0, 2, (int64_t[]){ a->x.t->v.size[0], a->last.t->v.size[0] }))
     return false;
-  ty_tensor *in[] = { a->g.t, a->x.t, a->table.t, a->first.t, a->last.t, a->hidden.t };
-  if (!together(in, 6)) return false;
+  ty_tensor *in[] = { a->g.t, a->x.t, a->table.t, a->first.t, a->last.t, a->hidden.t, a->kept.t };
+  int64_t kept[3];
+  sizes_kept(in[1], in[3], in[5], kept);
+  if ((in[6] && !check_shape(c, 9, 3, kept)) || !together(in, 7)) return false;
   const int device = ty_device_of(in[0]);
   const ty_dtype dtype = ty_dtype_of(in[0]);
   const int64_t width = in[3]->v.size[0], none[] = { 0, width, width }, all = in[3]->v.size[1];
@@ -278,7 +294,8 @@ bool fwd_hash_field_backward(ty_call *c) {
   const bool whole = a->whole.i, apart = whole && device != TY_CPU && device != TY_META;
   if (apart) { /* sums at rows that come as data are for the ops that sort them */
     ty_tensor *d[5];
-    if (!ty_hash_field_backward(in[0], in[1], in[2], in[3], in[4], a->resolutions.is, a->entries.i, in[5], false, d))
+    if (!ty_hash_field_backward(in[0], in[1], in[2], in[3], in[4], a->resolutions.is, a->entries.i, in[5], false, NULL,
+                                d))
       return false;
     d[4] = ty_hash_grid_backward_table(d[0], in[1], a->resolutions.is, a->entries.i);
     for (int i = 1; i < 5; i++)
@@ -287,7 +304,7 @@ bool fwd_hash_field_backward(ty_call *c) {
   }
   return ty_out(c, 0, device, dtype, 2, (int64_t[]){ whole ? 0 : n, all }) && ty_out_like(c, 1, in[3], dtype) &&
          ty_out_like(c, 2, in[4], dtype) && ty_out(c, 3, device, dtype, 3, in[5] ? in[5]->v.size : none) &&
-         ty_out(c, 4, device, dtype, 2, (int64_t[]){ whole ? rows : 0, features }) && ty_launch(c, in, 6, &p);
+         ty_out(c, 4, device, dtype, 2, (int64_t[]){ whole ? rows : 0, features }) && ty_launch(c, in, 7, &p);
 }
 
 enum { MOST_LAYERS = 64 };
@@ -334,7 +351,7 @@ bool vjp_hash_field(ty_vjp *c) {
   ty_tensor *d[5];
   const bool whole = c->need[1] && !c->need[0];
   if (!ty_hash_field_backward(c->g[0], a->x.t, a->table.t, a->first.t, a->last.t, resolutions, a->entries.i,
-                              a->hidden.t, whole, d))
+                              a->hidden.t, whole, c->out && c->out[1] && c->out[1]->v.count ? c->out[1] : NULL, d))
     return false;
   if (c->need[2]) c->dx[2] = d[1];
   if (c->need[3]) c->dx[3] = d[2];

@@ -1,6 +1,7 @@
 /* Multi-resolution hash grids (kernels/hash_grid.h), with a small network behind them, and their gradients. Points go
  * through all of it PIECE by PIECE, as lines of coordinates, features and units with points side by side: what one step
- * gives the next stays in the cache, and nothing is kept for the backward pass, which makes it anew.
+ * gives the next stays in the cache. For the backward pass these lines may be kept, block by block; else it makes them
+ * anew.
  *
  * Rows of a table are added to by their level's task alone, point by point; gradients of weights are sums over parts of
  * the points, whose number depends on n alone, in their order. So the threads' number does not show. */
@@ -10,10 +11,10 @@
 #include "../cpu.h"
 
 enum {
-  PIECE = 512,       /* points whose features are found together */
-  LINE = PIECE + 16, /* elements between lines of such: at powers of two they would share few places of the cache */
-  BLOCK = 64,        /* points of a piece that go through the layers together */
-  LEAST_PART = 1024, /* points whose gradients of weights are summed by one task, and how many such sums at most */
+  PIECE = 512,           /* points whose features are found together */
+  LINE = PIECE + 16,     /* elements between lines of such: at powers of two they would share few places of the cache */
+  BLOCK = TY_HASH_BLOCK, /* points of a piece that go through the layers together */
+  LEAST_PART = 1024,     /* points whose gradients of weights are summed by one task, and how many such sums at most */
   MOST_PARTS = 64,
   ROWS = 6 /* of a tile of products, which is two vectors wide */
 };
@@ -28,6 +29,7 @@ typedef struct context {
   int64_t width, layers, out, part; /* layers: hidden ones; part: points of a task */
   int64_t past;                     /* parts that are done, whose points `to` has no more */
   const void *first, *hidden, *last;
+  void *kept;   /* of each block, lines of features and of all units; or NULL */
   void *sums;   /* of each part: gradients of first, hidden and last, whose rows are filled up to whole tiles */
   int64_t size; /* elements of such */
   void *weights[3];
@@ -109,11 +111,11 @@ static void take_network(context *c, const ty_view *first, const ty_view *last, 
   c->first = first->data, c->last = last->data, c->hidden = hidden ? hidden->data : NULL;
 }
 
-/* in: x, table, first, last, hidden or NULL; out: y. */
+/* in: x, table, first, last, hidden or NULL; out: y, and what is kept, or nothing. */
 bool TY_KERNEL(hash_field)(const ty_kernel_args *k) {
   context c = context_of(k, k->in[0], k->in[2]->size[1]);
   take_network(&c, k->in[2], k->in[3], k->in[4]);
-  c.table = k->in[1]->data, c.to = k->out[0]->data;
+  c.table = k->in[1]->data, c.to = k->out[0]->data, c.kept = k->out[1]->count ? k->out[1]->data : NULL;
   ty_parallel_for((c.n + PIECE - 1) / PIECE, 1, k->in[0]->dtype == TY_F64 ? field_pieces_f64 : field_pieces_f32, &c);
   return done(&c);
 }
@@ -140,13 +142,14 @@ static void field_and_table(context *c, bool wide, int64_t parts, void *table) {
   ty_scratch_free(c->to, bytes);
 }
 
-/* in: g, then as above; out: gradients of the features, or none, of first, last and hidden, and of the table where there
+/* in: g, then as above, and what was kept or NULL; out: gradients of the features, or none, of first, last and hidden, and of the table where there
  * is none of the features. */
 bool TY_KERNEL(hash_field_backward)(const ty_kernel_args *k) {
   const bool wide = k->in[0]->dtype == TY_F64;
   context c = context_of(k, k->in[1], k->in[3]->size[1]);
   take_network(&c, k->in[3], k->in[4], k->in[5]);
   c.g = k->in[0]->data, c.table = k->in[2]->data, c.to = k->out[0]->data;
+  c.kept = k->in[6] ? k->in[6]->data : NULL;
   for (int i = 0; i < 3; i++) c.weights[i] = k->out[1 + i]->data;
   const int64_t tile = 2 * TY_VECTOR_BYTES / (wide ? 8 : 4), each = filled((c.n + MOST_PARTS - 1) / MOST_PARTS, PIECE);
   c.part = each > LEAST_PART ? each : LEAST_PART;

@@ -313,6 +313,11 @@ static void FN(forward_layer)(const context *c, int64_t i, const REAL *from, int
   FN(multiply)(&p);
 }
 
+/* Lines of the block that begins with a point: features, then the units of all layers. */
+static REAL *FN(kept)(const context *c, int64_t point) {
+  return (REAL *)c->kept + point / BLOCK * (c->all + (c->layers + 1) * c->width) * BLOCK;
+}
+
 static void FN(field_pieces)(void *context_, int64_t begin, int64_t end) {
   context *c = context_;
   const int64_t lines = c->all * LINE + (2 * c->width + c->out) * BLOCK;
@@ -324,10 +329,15 @@ static void FN(field_pieces)(void *context_, int64_t begin, int64_t end) {
   for (int64_t i = begin * PIECE; i < end * PIECE && i < c->n && !ty_interrupted; i += PIECE) {
     FN(encode)(c, i, s, features);
     for (int64_t b = 0; b < PIECE && i + b < c->n; b += BLOCK) {
-      FN(forward_layer)(c, 0, features + b, LINE, h[0]);
-      for (int64_t l = 1; l <= c->layers; l++) FN(forward_layer)(c, l, h[(l - 1) % 2], BLOCK, h[l % 2]);
-      const FN(product)
-          p = { c->out, BLOCK, c->width, c->last, c->width, 1, h[c->layers % 2], BLOCK, y, BLOCK, FN(STORED), NULL };
+      REAL *kept = c->kept ? FN(kept)(c, i + b) : NULL, *units = kept ? kept + c->all * BLOCK : h[0], *from;
+      for (int64_t f = 0; kept && f < c->all; f++)
+        memcpy(kept + f * BLOCK, features + f * LINE + b, BLOCK * sizeof *kept);
+      FN(forward_layer)(c, 0, features + b, LINE, units);
+      for (int64_t l = 1; l <= c->layers; l++) {
+        from = units, units = kept ? units + c->width * BLOCK : h[l % 2];
+        FN(forward_layer)(c, l, from, BLOCK, units);
+      }
+      const FN(product) p = { c->out, BLOCK, c->width, c->last, c->width, 1, units, BLOCK, y, BLOCK, FN(STORED), NULL };
       FN(multiply)(&p);
       const int64_t count = c->n - i - b < BLOCK ? c->n - i - b : BLOCK;
       FN(to_rows)(y, BLOCK, c->out, count, (REAL *)c->to + (i + b) * c->out);
@@ -352,21 +362,20 @@ static void FN(add_weights)(const FN(bench) * d, const REAL *g, int64_t rows, co
   FN(multiply)(&p);
 }
 
-/* A block of the points: gradients of weights are added to `sums`, those of features go to `to`, rows of a tensor. */
-static void FN(backward_block)(const context *c, const FN(bench) * d, const REAL *features, const REAL *g,
-                               int64_t count, REAL *sums, REAL *to) {
+/* A block of the points, with its lines of features, `stride` apart, and of all units: gradients of weights are added to
+ * `sums`, those of features go to `to`, rows of a tensor. */
+static void FN(backward_block)(const context *c, const FN(bench) * d, const REAL *features, int64_t stride,
+                               const REAL *all_units, const REAL *g, int64_t count, REAL *sums, REAL *to) {
   const int64_t units = c->width * BLOCK, side = filled(c->width, TILE);
   REAL *hidden = sums + c->width * filled(c->all, TILE), *last = hidden + c->layers * c->width * side;
-  for (int64_t l = 0; l <= c->layers; l++)
-    FN(forward_layer)(c, l, l ? d->h + (l - 1) * units : features, l ? BLOCK : LINE, d->h + l * units);
-  const REAL *h = d->h + c->layers * units;
+  const REAL *h = all_units + c->layers * units;
   FN(to_lines)(g, c->out, count, d->dy, BLOCK);
   FN(add_weights)(d, d->dy, c->out, h, BLOCK, c->width, last);
   REAL *at = d->g[0], *next = d->g[1];
   FN(product) p = { c->width, BLOCK, c->out, c->last, 1, c->width, d->dy, BLOCK, at, BLOCK, FN(GATED), h };
   FN(multiply)(&p);
   for (int64_t l = c->layers; l > 0; l--) {
-    const REAL *below = d->h + (l - 1) * units;
+    const REAL *below = all_units + (l - 1) * units;
     FN(add_weights)(d, at, c->width, below, BLOCK, c->width, hidden + (l - 1) * c->width * side);
     p = (FN(
         product)){ c->width, BLOCK, c->width, FN(layer)(c, l), 1, c->width, at, BLOCK, next, BLOCK, FN(GATED), below };
@@ -374,7 +383,7 @@ static void FN(backward_block)(const context *c, const FN(bench) * d, const REAL
     REAL *was = at;
     at = next, next = was;
   }
-  FN(add_weights)(d, at, c->width, features, LINE, c->all, sums);
+  FN(add_weights)(d, at, c->width, features, stride, c->all, sums);
   p = (FN(product)){ c->all, BLOCK, c->width, c->first, 1, c->all, at, BLOCK, d->turned, BLOCK, FN(STORED), NULL };
   FN(multiply)(&p);
   FN(to_rows)(d->turned, BLOCK, c->all, count, to);
@@ -400,11 +409,14 @@ static void FN(field_parts)(void *context_, int64_t begin, int64_t end) {
     memset(sums, 0, (size_t)c->size * sizeof(REAL));
     const int64_t stop = (part + 1) * c->part < c->n ? (part + 1) * c->part : c->n;
     for (int64_t i = part * c->part; i < stop && !ty_interrupted; i += PIECE) {
-      FN(encode)(c, i, s, d.features);
+      if (!c->kept) FN(encode)(c, i, s, d.features);
       for (int64_t b = 0; b < PIECE && i + b < stop; b += BLOCK) {
-        const int64_t count = stop - i - b < BLOCK ? stop - i - b : BLOCK;
-        FN(backward_block)
-        (c, &d, d.features + b, (const REAL *)c->g + (i + b) * c->out, count, sums, to + (i + b - gone) * c->all);
+        const int64_t count = stop - i - b < BLOCK ? stop - i - b : BLOCK, units = c->width * BLOCK;
+        const REAL *g = (const REAL *)c->g + (i + b) * c->out, *features = d.features + b, *h = d.h;
+        if (c->kept) features = FN(kept)(c, i + b), h = features + c->all * BLOCK;
+        for (int64_t l = 0; !c->kept && l <= c->layers; l++)
+          FN(forward_layer)(c, l, l ? d.h + (l - 1) * units : features, l ? BLOCK : LINE, d.h + l * units);
+        FN(backward_block)(c, &d, features, c->kept ? BLOCK : LINE, h, g, count, sums, to + (i + b - gone) * c->all);
       }
     }
   }
