@@ -332,7 +332,7 @@ TY_CUDA_KERNEL(hash_field_backward) {
     j.to = ty_data_of<T>(k->out[0]);
     const int64_t firsts = k->out[1]->count, hiddens = k->out[3]->count, size = firsts + hiddens + k->out[2]->count;
     const int64_t each = (j.n + MOST_PARTS - 1) / MOST_PARTS, whole = (each + POINTS - 1) / POINTS * POINTS;
-    j.part = whole > LEAST_PART ? whole : LEAST_PART;
+    j.part = whole > LEAST_PART ? whole : int64_t{ LEAST_PART };
     j.size = size;
     const int64_t parts = (j.n + j.part - 1) / j.part;
     const int lines = widest(j);

@@ -14,7 +14,7 @@ local kinds = { batch = "an integer >= 1", device = "a string", seed = "an integ
 -- others.
 ---@param image Tensor  u8 [c, h, w]
 ---@param options? {batch: integer, seed: integer, device: string}
----@return table task  { inputs, outputs, image, loss = fn(field), score = fn(field) }
+---@return table task  { inputs, outputs, image, loss = fn(field, batch), score = fn(field) }
 function M.picture(image, options)
   local o = arguments.read("field_trials.picture", options, { batch = 8192, seed = 0, device = "cpu" }, kinds)
   local known = fields.pixels(image, { seed = o.seed })
@@ -23,8 +23,8 @@ function M.picture(image, options)
     part.places, part.colours = part.places:to(o.device), part.colours:to(o.device)
   end
   return { inputs = 2, outputs = image.shape[1], image = image,
-    loss = function(field)
-      local at = ty.randint(0, known.places:size(0), { o.batch }):to(o.device)
+    loss = function(field, batch)
+      local at = ty.randint(0, known.places:size(0), { batch or o.batch }):to(o.device)
       return (field(known.places:index_select(0, at)) - known.colours:index_select(0, at)):square():mean()
     end,
     score = function(field) return fields.psnr(field(rest.places), rest.colours) end }
@@ -33,15 +33,15 @@ end
 --- Signed distances of fields.still_life, learnt from samples that are new in each step, by errors relative to the
 -- distance; the score is the mean error in sides at `places` (20000) held-out samples, negative.
 ---@param options? {batch: integer, places: integer, seed: integer, device: string}
----@return table task  { inputs, outputs, places, loss = fn(field), score = fn(field) }
+---@return table task  { inputs, outputs, places, loss = fn(field, batch), score = fn(field) }
 function M.shape(options)
   local o = arguments.read("field_trials.shape", options, { batch = 8192, places = 20000, seed = 0, device = "cpu" },
     kinds)
   ty.manual_seed(o.seed)
   local places, wanted = fields.shape_samples(o.places, { device = o.device })
   return { inputs = 3, outputs = 1, places = places,
-    loss = function(field)
-      local p, d = fields.shape_samples(o.batch, { device = o.device })
+    loss = function(field, batch)
+      local p, d = fields.shape_samples(batch or o.batch, { device = o.device })
       return ((field(p):squeeze(1) - d):abs() / (d:abs() + 0.01)):mean()
     end,
     score = function(field) return -(field(places):squeeze(1) - wanted):abs():mean():item() end }
@@ -57,8 +57,8 @@ function M.angle(field, places)
 end
 
 --- Lets candidates fit a task for the same processor time each (fields.race), by Adam at a rate of their own. A
--- candidate is { make = class of fields, o = its options besides inputs and outputs, rate = }. Returns for each in turn
--- { candidate, field, score, steps, curve }.
+-- candidate is { make = class of fields, o = its options besides inputs and outputs, rate =, batch = (the task's) }.
+-- Returns for each in turn { candidate, field, score, steps, curve }.
 ---@param task table
 ---@param candidates table[]
 ---@param seconds number
@@ -77,7 +77,7 @@ function M.race(task, candidates, seconds, options)
     local optimizer = ty.optim.Adam(field:parameters(), { lr = candidate.rate, beta2 = 0.99, eps = 1e-15 })
     result[i] = { candidate = candidate, field = field }
     ways[i] = {
-      step = function() ty.scope(function() optimizer:step(task.loss(field)) end) end,
+      step = function() ty.scope(function() optimizer:step(task.loss(field, candidate.batch)) end) end,
       score = function() return ty.no_grad(function() return ty.scope(task.score, field) end) end,
     }
   end
