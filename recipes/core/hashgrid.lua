@@ -81,10 +81,12 @@ end
 local tries = {
   picture = { hash({ finest = 256 }, 1e-2), hash({ finest = 512 }, 1e-2), waves({ scale = 0 }, 1e-3),
     waves({ scale = 10 }, 1e-3), waves({ scale = 20 }, 1e-3), waves({ scale = 10 }, 3e-3),
-    waves({ scale = 20, width = 64 }, 3e-3), waves({ scale = 10 }, 1e-3, 8), waves({ scale = 0 }, 1e-3, 8) },
+    waves({ scale = 20, width = 64 }, 3e-3), waves({ scale = 10 }, 1e-3, 8), waves({ scale = 10 }, 1e-3, 32),
+    waves({ scale = 0 }, 1e-3, 8) },
   shape = { hash({ finest = 128 }, 1e-2), hash({ finest = 64 }, 3e-3), waves({ scale = 0 }, 1e-3),
     waves({ scale = 1 }, 1e-3), waves({ scale = 2 }, 1e-3), waves({ scale = 1 }, 3e-3),
-    waves({ scale = 1, width = 64 }, 3e-3), waves({ scale = 1 }, 1e-3, 8), waves({ scale = 0 }, 1e-3, 8) },
+    waves({ scale = 1, width = 64 }, 3e-3), waves({ scale = 1 }, 1e-3, 8), waves({ scale = 1 }, 1e-3, 32),
+    waves({ scale = 0 }, 1e-3, 8) },
 }
 
 local function picture(seed, i)
@@ -96,13 +98,14 @@ local function shape(seed)
 end
 
 local results, shown = {}, {}
-for name, make in pairs { picture = picture, shape = shape } do
+for _, task_of in ipairs { { "picture", picture }, { "shape", shape } } do
+  local name, make = table.unpack(task_of)
   local best = {}
   for _, w in ipairs(trials.race(make(50, 50), tries[name], args.tuning, { seed = 50, device = r.device })) do
     local c = w.candidate
     if not best[c.side] or w.score > best[c.side].score then best[c.side] = w end
-    r:say("%s, tried: %-9s %4d, rate %g: %.4f in %d steps", name, c.side, c.o.finest or c.o.scale, c.rate, w.score,
-      w.steps)
+    r:say("%s, tried: %-9s %4d, rate %g, batch %d: %.4f in %d steps", name, c.side, c.o.finest or c.o.scale, c.rate,
+      c.batch or args.batch, w.score, w.steps)
   end
   local both = { best["hash grid"].candidate, best.waves.candidate }
   for i, seed in ipairs(r.seeds) do
