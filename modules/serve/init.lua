@@ -4,6 +4,18 @@
 --     local engine = serve.engine(model, { requests = 32 })
 --     local request = engine:submit(tokens, { count = 100 })
 --     engine:run()                    -- request.tokens
+--
+--     engine              many requests at once to one model
+--     split               machines for prompts and machines for tokens, as ranks, and keys and values between them
+--     traces              when requests come and how long they are, as two services had them
+--     step_time           seconds of a step by what is in it, fitted to an engine or published
+--     cluster             a cluster of such machines in events, and what its users see
+--     designs             how many requests a second clusters of a price or a power serve well
 return require "tycho.lazy" ({}, {
+  cluster = "tycho.serve.cluster",
+  designs = "tycho.serve.designs",
   engine = { "tycho.serve.engine", "new" },
+  split = "tycho.serve.split",
+  step_time = "tycho.serve.step_time",
+  traces = "tycho.serve.traces",
 }, "tycho.serve")
