@@ -23,7 +23,6 @@ local M = {}
 ---@field overflow? integer  tokens of prompts that wait at a machine, from which on another pool helps (8192)
 ---@field serial_below? integer  prompts below these go over after they were computed (512)
 ---@field layers? integer  in which keys and values go over (70)
----@field send? number     seconds that a machine is busy with sending, for each byte (0)
 
 -- ---- events, the earliest first ----
 
@@ -97,11 +96,13 @@ end
 local end_step
 
 local function start_step(sim, m, now)
+  local taken = 0
   while m.ready_first <= #m.ready do -- those whose keys and values have come, and for which there is room
     local r = m.ready[m.ready_first]
     local need = r.prompt + r.count
     if m.used + need > m.room and m.used > 0 then break end
     m.used, m.ready_first = m.used + need, m.ready_first + 1
+    taken = taken + r.prompt
     decode_from_now(m, r)
   end
   local sum, pairs_sum, done = take_prompts(sim, m)
@@ -111,10 +112,13 @@ local function start_step(sim, m, now)
   end
   m.busy = true
   local seconds = m.time.of(sum, pairs_sum, m.decodes, m.context)
-  if sim.send > 0 then
+  local time = m.time
+  if time.send or time.take then
+    local sent = 0
     for _, r in ipairs(done) do
-      if r.token_at ~= m then seconds = seconds + sim.send * r.prompt * m.time.token_bytes end
+      if r.token_at ~= m and r.count > 1 then sent = sent + r.prompt end
     end
+    seconds = seconds + ((time.send or 0) * sent + (time.take or 0) * taken) * time.token_bytes
   end
   m.worked = m.worked + seconds
   push(sim.heap, now + seconds, end_step, m, { sum, done, seconds })
@@ -236,7 +240,7 @@ function M.simulate(cluster, trace)
   arguments.expect(who, "trace", trace, "a list of tables")
   local sim = { heap = {}, machines = {}, pools = { mixed = {}, prompt = {}, token = {} }, bytes = 0, overflowed = 0,
     chunk = cluster.chunk, limit = cluster.limit or 2048, overflow = cluster.overflow or 8192,
-    serial_below = cluster.serial_below or 512, layers = cluster.layers or 70, send = cluster.send or 0 }
+    serial_below = cluster.serial_below or 512, layers = cluster.layers or 70 }
   for i, given in ipairs(cluster.machines) do
     arguments.expect(who, "machine " .. i .. ": pool", given.pool, '"mixed" or "prompt" or "token"')
     local m = { number = i, time = given.time, pool = given.pool, room = given.time.room or math.huge, queue = {},

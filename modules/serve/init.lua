@@ -7,6 +7,7 @@
 --
 --     engine              many requests at once to one model
 --     split               machines for prompts and machines for tokens, as ranks, and keys and values between them
+--     split_trial         what their comparison with others needs
 --     traces              when requests come and how long they are, as two services had them
 --     step_time           seconds of a step by what is in it, fitted to an engine or published
 --     cluster             a cluster of such machines in events, and what its users see
@@ -16,6 +17,7 @@ return require "tycho.lazy" ({}, {
   designs = "tycho.serve.designs",
   engine = { "tycho.serve.engine", "new" },
   split = "tycho.serve.split",
+  split_trial = "tycho.serve.split_trial",
   step_time = "tycho.serve.step_time",
   traces = "tycho.serve.traces",
 }, "tycho.serve")

@@ -135,8 +135,11 @@ local function take_over(self)
       on_token = on_token(self, r) }, function(cache, sequence)
       for layer, x in ipairs(head.parts) do cache:import(sequence, layer, 0, x) end
     end)
-    self.now = time(self)
+    local seconds = self.group:clock() - self.began
+    self.now, self.began = self.now + seconds, self.group:clock()
     if not request then return end
+    self.taken.seconds = self.taken.seconds + seconds
+    for _, x in ipairs(head.parts) do self.taken.bytes = self.taken.bytes + x:nbytes() end
     r.first = head.first
     self.of[request] = r
     table.remove(self.ready, 1)
@@ -153,12 +156,14 @@ end
 
 local function step(self)
   self.fresh = {}
-  local contents, from = #self.steps, self.now
+  local contents, from, sent = #self.steps, self.now, self.bytes
   self.began = self.group:clock()
   self.engine:step()
   self.now = time(self)
   local what = self.steps[contents + 1]
   if what then
+    what.sent, what.taken, what.seconds = self.bytes - sent, self.taken.bytes, what.seconds + self.taken.seconds
+    self.taken = { bytes = 0, seconds = 0 }
     local name = what.prompt == 0 and "decode" or what.decodes == 0 and "prompt" or "mixed"
     self.events[#self.events + 1] = { name = name, from = from, to = self.now }
   end
@@ -230,7 +235,8 @@ function M.run(group, model, requests, options)
     page = o.page, room = o.room, prefixes = false })
   local self = setmetatable({ group = group, number = group.rank + 1, o = o, engine = engine, now = 0, link = 0,
     began = group:clock(), bytes = 0, events = {}, queue = queue, expected = expected, requests = all, heads = {},
-    ready = {}, done = {}, of = setmetatable({}, { __mode = "k" }), fresh = {} }, Machine)
+    ready = {}, done = {}, taken = { bytes = 0, seconds = 0 }, of = setmetatable({}, { __mode = "k" }), fresh = {} },
+    Machine)
   attach(self)
   self.steps = step_time.watch(engine, function() return group:clock() end)
   while true do
@@ -267,14 +273,16 @@ end
 
 --- One prompt, computed on rank 0 and decoded on rank 1, by the clocks of the group, of two ranks whose link is that of
 -- dist.run. way: "layers" (they go as they are computed), "serial" (all when all are computed) or "stays" (rank 0
--- decodes as well). Returns seconds to the first and to the second token, on rank 1 (of "stays" on rank 0), the events
--- of the rank since, as RankGroup:record() has them, and the tokens.
+-- decodes as well). Returns seconds to the first token (rank 0), until all keys and values have arrived (rank 1) and to
+-- the second token (rank 1; of "stays" rank 0), those that rank 0 worked for sending, the events of the rank since, as
+-- RankGroup:record() has them, and the tokens.
 ---@param group RankGroup
 ---@param model LanguageModel
 ---@param prompt integer[]
 ---@param way "layers"|"serial"|"stays"
 ---@param page? integer  tokens in a page (16)
----@return { first: number?, second: number?, events: table[], tokens: integer[]?, bytes: integer }
+---@return { first: number?, arrived: number?, second: number?, sending: number, events: table[], tokens: integer[]?,
+-- bytes: integer }
 function M.transfer(group, model, prompt, way, page)
   local who = "serve.split.transfer"
   Group.expect(who, group)
@@ -282,24 +290,27 @@ function M.transfer(group, model, prompt, way, page)
   local engine = Engine.new(model, { page = page, batch = #prompt, prefixes = false })
   local cache, n, bytes = engine.cache, #prompt, 0
   local stays = way == "stays"
-  local function send(x)
-    bytes = bytes + x:nbytes()
+  local result = { sending = 0 }
+  local function send(make, ...)
+    local from = group:clock()
+    local x = make(...)
     group:send(x, 1, 1)
+    bytes, result.sending = bytes + x:nbytes(), result.sending + group:clock() - from
   end
   group:barrier()
   local events, began = group:record(), group:clock()
-  local result = { events = events }
+  result.events = events
   if group.rank == 0 then
     if way == "layers" then
       cache.placed = function(layer)
-        send(cache:export(engine.running[1].sequence, layer, 0, n))
+        send(cache.export, cache, engine.running[1].sequence, layer, 0, n)
       end
     end
     local request = engine:submit(prompt, { count = stays and 2 or 1, stop_tokens = false,
       on_token = function(request)
         if #request.tokens > 1 then return end
         result.first = group:clock() - began
-        if way == "serial" then send(all_layers(cache, request.sequence, n)) end
+        if way == "serial" then send(all_layers, cache, request.sequence, n) end
       end })
     group:span("prompt", engine.step, engine)
     if stays then
@@ -316,6 +327,7 @@ function M.transfer(group, model, prompt, way, page)
     else
       for layer = 1, cache.layers do parts[layer] = group:receive(0, 1) end
     end
+    result.arrived = group:clock() - began
     local tokens = group:receive(0, SAYS):tolist()
     local request = group:span("place", engine.adopt, engine, prompt, tokens, { count = 2, stop_tokens = false },
       function(own, sequence)

@@ -12,6 +12,8 @@ local M = {}
 ---@field pairs number     of these tokens with those that each attends to
 ---@field decodes integer  requests that decode a token
 ---@field context number   tokens that these attend to, together
+---@field sent? number     bytes of keys and values that the machine sends meanwhile
+---@field taken? number    those that it has taken over before
 
 --- Seconds of a step as a function of what is in it.
 ---@class StepTime
@@ -20,6 +22,8 @@ local M = {}
 ---@field power? number   of the machine, in units that its like share
 ---@field room? integer   tokens whose keys and values it has room for
 ---@field token_bytes? number  bytes of the keys and values of a token
+---@field send? number        seconds that it works for each byte that it sends (0), besides the link's
+---@field take? number        seconds for each byte that it takes over (0)
 ---@field bandwidth? number    bytes a second of its link
 ---@field latency? number      seconds of its link
 
@@ -118,8 +122,9 @@ function M.fit(steps)
   local rows, seconds = { prompt = {}, decode = {} }, { prompt = {}, decode = {} }
   for _, s in ipairs(steps) do
     local kind = s.prompt > 0 and "prompt" or "decode"
-    table.insert(rows[kind], kind == "prompt" and { 1, s.prompt, s.pairs, s.decodes, s.context }
-      or { 1, s.decodes, s.context })
+    local sent, taken = s.sent or 0, s.taken or 0
+    table.insert(rows[kind], kind == "prompt" and { 1, s.prompt, s.pairs, sent, taken, s.decodes, s.context }
+      or { 1, taken, s.decodes, s.context })
     table.insert(seconds[kind], s.seconds)
   end
   for kind, list in pairs(rows) do
@@ -128,15 +133,17 @@ function M.fit(steps)
   local p, d = robust(rows.prompt, seconds.prompt), robust(rows.decode, seconds.decode)
   local least = math.huge
   for _, s in ipairs(steps) do least = math.min(least, s.seconds) end
-  local time = { prompt = p, decode = d, of = function(prompt, pair, decodes, context)
-    local t
-    if prompt > 0 then t = p[1] + p[2] * prompt + p[3] * pair + p[4] * decodes + p[5] * context
-    else t = d[1] + d[2] * decodes + d[3] * context end
-    return math.max(t, least)
-  end }
+  local time = { prompt = p, decode = d, send = math.max(0, p[4]), take = math.max(0, d[2]),
+    of = function(prompt, pair, decodes, context)
+      local t
+      if prompt > 0 then t = p[1] + p[2] * prompt + p[3] * pair + p[6] * decodes + p[7] * context
+      else t = d[1] + d[3] * decodes + d[4] * context end
+      return math.max(t, least)
+    end }
   local off = 0
   for _, s in ipairs(steps) do
-    off = off + math.abs(time.of(s.prompt, s.pairs, s.decodes, s.context) / s.seconds - 1)
+    local t = time.of(s.prompt, s.pairs, s.decodes, s.context) + time.send * (s.sent or 0) + time.take * (s.taken or 0)
+    off = off + math.abs(t / s.seconds - 1)
   end
   return time, off / #steps
 end
