@@ -24,19 +24,25 @@ local M = {}
 ---@field serial_below? integer  prompts below these go over after they were computed (512)
 ---@field layers? integer  in which keys and values go over (70)
 
--- ---- events, the earliest first ----
+-- ---- events, the earliest first, of the same time in their order ----
 
-local function push(heap, time, fn, a, b)
+local function push(sim, time, fn, a, b)
+  local heap = sim.heap
   local i = #heap + 1
-  local event = { time, fn, a, b }
+  sim.events = sim.events + 1
+  local order = sim.events
+  local event = { time, fn, a, b, order }
   while i > 1 do
     local parent = i // 2
-    if heap[parent][1] <= time then break end
+    local above = heap[parent][1]
+    if above < time or above == time and heap[parent][5] < order then break end
     heap[i] = heap[parent]
     i = parent
   end
   heap[i] = event
 end
+
+local function before(a, b) return a[1] < b[1] or a[1] == b[1] and a[5] < b[5] end
 
 local function pop(heap)
   local n, first = #heap, heap[1]
@@ -48,8 +54,8 @@ local function pop(heap)
   while true do
     local child = 2 * i
     if child > n then break end
-    if child < n and heap[child + 1][1] < heap[child][1] then child = child + 1 end
-    if heap[child][1] >= last[1] then break end
+    if child < n and before(heap[child + 1], heap[child]) then child = child + 1 end
+    if before(last, heap[child]) then break end
     heap[i] = heap[child]
     i = child
   end
@@ -121,7 +127,7 @@ local function start_step(sim, m, now)
     seconds = seconds + ((time.send or 0) * sent + (time.take or 0) * taken) * time.token_bytes
   end
   m.worked = m.worked + seconds
-  push(sim.heap, now + seconds, end_step, m, { sum, done, seconds })
+  push(sim, now + seconds, end_step, m, { sum, done, seconds })
 end
 
 local function arrive(sim, m, r, now)
@@ -140,7 +146,7 @@ local function send_over(sim, m, r, now, seconds)
   local over = math.max(math.max(first, m.link) + takes, now + takes / (first < now and sim.layers or 1))
   m.link = over
   sim.bytes = sim.bytes + r.prompt * (m.time.token_bytes or 0)
-  push(sim.heap, over + (m.time.latency or 0), arrive, to, r)
+  push(sim, over + (m.time.latency or 0), arrive, to, r)
 end
 
 local function finish(m, r, now)
@@ -238,8 +244,8 @@ function M.simulate(cluster, trace)
   arguments.expect(who, "cluster", cluster, "a table")
   arguments.expect(who, "cluster.machines", cluster.machines, "a list of tables")
   arguments.expect(who, "trace", trace, "a list of tables")
-  local sim = { heap = {}, machines = {}, pools = { mixed = {}, prompt = {}, token = {} }, bytes = 0, overflowed = 0,
-    chunk = cluster.chunk, limit = cluster.limit or 2048, overflow = cluster.overflow or 8192,
+  local sim = { heap = {}, events = 0, machines = {}, pools = { mixed = {}, prompt = {}, token = {} }, bytes = 0,
+    overflowed = 0, chunk = cluster.chunk, limit = cluster.limit or 2048, overflow = cluster.overflow or 8192,
     serial_below = cluster.serial_below or 512, layers = cluster.layers or 70 }
   for i, given in ipairs(cluster.machines) do
     arguments.expect(who, "machine " .. i .. ": pool", given.pool, '"mixed" or "prompt" or "token"')
@@ -259,7 +265,7 @@ function M.simulate(cluster, trace)
   for i, given in ipairs(trace) do
     local r = { arrival = given.arrival, prompt = given.prompt, count = given.count, computed = 0, place = given.place }
     requests[i] = r
-    push(sim.heap, given.arrival, come, nil, r)
+    push(sim, given.arrival, come, nil, r)
   end
   while #sim.heap > 0 do
     local event = pop(sim.heap)
