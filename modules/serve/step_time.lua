@@ -64,12 +64,13 @@ function M.watch(engine, clock)
   return steps
 end
 
--- Least squares of relative errors, with a little of a ridge: a step without an entry says nothing about it.
-local function fit(rows, seconds)
-  local n, scaled, ones = #rows[1], {}, {}
+-- Least squares of errors of which each is divided by its weight, with a little of a ridge: a step without an entry
+-- says nothing about it.
+local function fit(rows, seconds, weights)
+  local n, scaled, wanted = #rows[1], {}, {}
   for i, row in ipairs(rows) do
-    scaled[i], ones[i] = {}, { 1.0 }
-    for j, x in ipairs(row) do scaled[i][j] = x / seconds[i] end
+    scaled[i], wanted[i] = {}, { seconds[i] / weights[i] }
+    for j, x in ipairs(row) do scaled[i][j] = x / weights[i] end
   end
   local largest = {}
   for j = 1, n do
@@ -80,30 +81,29 @@ local function fit(rows, seconds)
   for j = 1, n do
     local row = {}
     for k = 1, n do row[k] = j == k and 1e-4 or 0.0 end
-    scaled[#scaled + 1], ones[#ones + 1] = row, { 0.0 }
+    scaled[#scaled + 1], wanted[#wanted + 1] = row, { 0.0 }
   end
   local f64 = { dtype = "f64" }
-  local solution = ty.lstsq(ty.tensor(scaled, f64), ty.tensor(ones, f64)):flatten():tolist()
+  local solution = ty.lstsq(ty.tensor(scaled, f64), ty.tensor(wanted, f64)):flatten():tolist()
   for j = 1, n do solution[j] = solution[j] / largest[j] end
   return solution
 end
 
--- Once more without the outermost: a step in which the machine did something else is no step.
-local function robust(rows, seconds)
+-- By what is measured at first, then by what is foretold: of steps that take now more and now less, the mean. One that
+-- takes eight times what is foretold is none: the machine did something else.
+local function fit_again(rows, seconds)
+  local weights = seconds
   local by
-  for _ = 1, 3 do
-    by = fit(rows, seconds)
-    local off = {}
+  for _ = 1, 4 do
+    by = fit(rows, seconds, weights)
+    local kept_rows, kept_seconds
+    kept_rows, kept_seconds, weights = {}, {}, {}
     for i, row in ipairs(rows) do
       local sum = 0
       for j, x in ipairs(row) do sum = sum + by[j] * x end
-      off[i] = { math.abs(sum / seconds[i] - 1), i }
-    end
-    table.sort(off, function(a, b) return a[1] < b[1] end)
-    local kept_rows, kept_seconds = {}, {}
-    for k = 1, math.max(#by, math.floor(#off * 0.95)) do
-      if off[k] then
-        kept_rows[#kept_rows + 1], kept_seconds[#kept_seconds + 1] = rows[off[k][2]], seconds[off[k][2]]
+      if sum > 0 and seconds[i] < 8 * sum then
+        local at = #kept_rows + 1
+        kept_rows[at], kept_seconds[at], weights[at] = row, seconds[i], sum
       end
     end
     rows, seconds = kept_rows, kept_seconds
@@ -130,7 +130,7 @@ function M.fit(steps)
   for kind, list in pairs(rows) do
     if #list < 8 then arguments.fail("%s: steps: expected at least 8 of kind %s, got %d", who, kind, #list) end
   end
-  local p, d = robust(rows.prompt, seconds.prompt), robust(rows.decode, seconds.decode)
+  local p, d = fit_again(rows.prompt, seconds.prompt), fit_again(rows.decode, seconds.decode)
   local least = math.huge
   for _, s in ipairs(steps) do least = math.min(least, s.seconds) end
   local time = { prompt = p, decode = d, send = math.max(0, p[4]), take = math.max(0, d[2]),

@@ -100,7 +100,8 @@ for _, variant in ipairs(variants) do
   local o = { kinds = kinds, mixed = { "H100", "A100" }, chunks = r:tries { 512, 1024, 2048 }, overflow = { 512 },
     shares = r.quick and { 0.5 } or { 0.3, 0.45, 0.6, 0.75 },
     pairs = r:tries { { "H100", "H100" }, { "H100", "capped" }, { "A100", "A100" }, { "H100", "A100" } } }
-  for _, budget in ipairs { { "cost", 1 }, { "power", 1 }, { "cost", 0.8 } } do
+  for _, budget in ipairs { { "cost", 1 }, { "power", 1 }, variant == variants[1] and { "cost", 0.8 } or nil } do
+    if budget[2] < 1 then o.mixed = {} end
     local key = ("%s/%s x %g"):format(variant[1], budget[1], budget[2])
     gains[key] = {}
     for _, service in ipairs { "conversation", "coding" } do

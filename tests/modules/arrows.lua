@@ -35,6 +35,7 @@ return {
   serve = {
     llm = "caches in pages, how tokens are chosen and what ends a text",
     dist = "machines for prompts and machines for tokens are ranks",
+    models = "layers whose halves nano-batches go through in turn",
   },
 
   dist = {

@@ -166,7 +166,7 @@ check.test("step times come back from steps, with some that are off", function()
       taken = taken }
     if prompt > 0 then s.seconds = 2 + 0.1 * prompt + 1e-3 * s.pairs + 0.2 * decodes + 0.01 * s.context + 1e-3 * sent
     else s.seconds = 1 + 0.1 * decodes + 0.02 * s.context + 2e-3 * taken end
-    if #steps % 25 == 3 then s.seconds = s.seconds * 5 end
+    if #steps % 25 == 3 then s.seconds = s.seconds * 20 end
     steps[#steps + 1] = s
   end
   for i = 1, 40 do
@@ -179,6 +179,16 @@ check.test("step times come back from steps, with some that are off", function()
   check.close(fitted.of(0, 0, 8, 400) / (1 + 0.8 + 8), 1, 0.02)
   check.close(fitted.send / 1e-3, 1, 0.1)
   check.close(fitted.take / 2e-3, 1, 0.1)
+  -- Steps that take now more and now less take their mean.
+  local noisy = {}
+  for i = 1, 80 do
+    for k, much in ipairs { 0.5, 1, 1.5 } do
+      noisy[#noisy + 1] = { prompt = k == 1 and i or 0, pairs = 0, decodes = i, context = 9 * i % 7,
+        seconds = much * (1 + i) }
+      if k > 1 then noisy[#noisy + 1] = { prompt = 0, pairs = 0, decodes = i, context = 9 * i % 7, seconds = 1 + i } end
+    end
+  end
+  check.close(serve.step_time.fit(noisy).of(0, 0, 40, 3) / (41 * 1.125), 1, 0.02)
   check.fails(function() serve.step_time.fit { steps[1] } end, "expected at least 8 of kind")
 end)
 
