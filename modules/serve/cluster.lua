@@ -12,10 +12,12 @@ local arguments = require "tycho.arguments"
 
 local M = {}
 
+--- A machine of a cluster in events.
 ---@class ClusterMachine
 ---@field time StepTime
 ---@field pool "mixed"|"prompt"|"token"
 
+--- Machines, and how requests are spread over them.
 ---@class ServeCluster
 ---@field machines ClusterMachine[]
 ---@field limit? integer   tokens of whole prompts in a step (2048)
@@ -331,6 +333,10 @@ M.service_level = { slow_ttft = { p50 = 2, p90 = 3, p99 = 6 }, slow_tbt = { p50 
 ---@return string where  the one that is worst: "slow_tbt p90"
 function M.keeps(latencies, level)
   arguments.expect("serve.cluster.keeps", "latencies", latencies, "a table")
+  arguments.expect("serve.cluster.keeps", "level", level, "a table or nil")
+  for _, shares in pairs(level or {}) do
+    arguments.expect("serve.cluster.keeps", "an entry of level", shares, "a table")
+  end
   local worst, where = 0, ""
   for name, shares in pairs(level or M.service_level) do
     for share, most in pairs(shares) do

@@ -7,6 +7,7 @@ local traces = require "tycho.serve.traces"
 
 local M = {}
 
+--- A cluster with its price and its power.
 ---@class ServeDesign
 ---@field name string
 ---@field cluster ServeCluster

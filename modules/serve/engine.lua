@@ -42,6 +42,7 @@ function Request:wait()
   return self.tokens
 end
 
+--- Many requests to one model, some of which go on in each step.
 ---@class ServeEngine
 ---@field model LanguageModel
 ---@field tokenizer? table

@@ -21,6 +21,7 @@ local llm = require "tycho.llm"
 
 local PackedCache = llm.PackedCache
 
+--- A model whose steps are cut.
 ---@class NanoBatches
 ---@field model LanguageModel
 ---@field chosen table<integer, number[]>  by size of steps (floor of log2 of tokens) the shares of nano-batches
@@ -186,6 +187,8 @@ local function hidden(self, tokens, options)
     if not self.chosen[size] then
       self.found[size] = try(self, tokens, cache, places, options)
       local best = ty.stats.least(self.found[size])
+      -- What is no more than noise is not worth it.
+      if self.tries[1][2] == nil and self.found[size][best] > 0.97 * self.found[size][1] then best = 1 end
       self.chosen[size] = self.tries[best]
     end
     shares = self.chosen[size]
@@ -206,7 +209,8 @@ end
 
 --- Cuts the steps of an engine of a model that dist.tensor_parallel has split (Llama and its like) into nano-batches.
 -- All ranks do the same steps. options: shares (of the tokens that each nano-batch gets, of all steps; nil: sought, of
--- each size when it first comes), tries (those that are sought among), rounds (2: of each try, after one that does not
+-- each size when it first comes), tries (those that are sought among; whole steps, { 1 }, if they come first, unless
+-- another is better by three per cent), rounds (2: of each try, after one that does not
 -- count), least (2: steps of fewer tokens are not cut).
 ---@param model LanguageModel
 ---@param group RankGroup

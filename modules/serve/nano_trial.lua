@@ -38,17 +38,17 @@ end
 
 -- The ways of a rank in turn: seconds of each by round, tokens, events of the last round.
 local function on_rank(group, work, rounds)
-  local t, s = require "tycho", require "tycho.serve"
-  local trial = require "tycho.serve.nano_trial"
+  local t, trial = require "tycho", require "tycho.serve.nano_trial"
+  local Engine = require "tycho.serve.engine"
   local model = trial.model(work)
   require("tycho.dist").tensor_parallel(model, group)
-  local nano = s.nano_batches(model, group)
+  local nano = require "tycho.serve.nano_batches" (model, group)
   local ways = { { "whole", off = true }, { "halves", shares = { 0.5, 0.5 } }, { "sought" } }
   local result = { seconds = {}, tokens = {}, events = {}, waited = {} }
   for round = 0, rounds do -- the first does not count: it seeks
     for _, way in ipairs(ways) do
       nano.off, nano.shares = way.off, way.shares
-      local engine = s.engine(model, { requests = work.requests, batch = work.batch, prefixes = false })
+      local engine = Engine.new(model, { requests = work.requests, batch = work.batch, prefixes = false })
       local list = {}
       for i, text in ipairs(work.texts) do
         list[i] = engine:submit(text, { count = work.counts[i], stop_tokens = false })

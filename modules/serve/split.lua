@@ -21,10 +21,6 @@ local M = {}
 -- Tags of messages: what a machine says of a request, and keys and values of request i, i.
 local SAYS = 0
 
----@class SplitMachine
-local Machine = {}
-Machine.__index = Machine
-
 local DEFAULTS = { limit = 2048, chunk = arguments.none, serial_below = 512, bandwidth = math.huge, latency = 0,
   page = 16, room = 1 << 20 }
 local WANTED = { limit = "an integer >= 1", chunk = "an integer >= 1", serial_below = "a number >= 0",
@@ -233,10 +229,9 @@ function M.run(group, model, requests, options)
   table.sort(queue, function(a, b) return a.arrival < b.arrival end)
   local engine = Engine.new(model, { requests = 4096, batch = o.chunk or math.max(o.limit, longest) + 4096,
     page = o.page, room = o.room, prefixes = false })
-  local self = setmetatable({ group = group, number = group.rank + 1, o = o, engine = engine, now = 0, link = 0,
+  local self = { group = group, number = group.rank + 1, o = o, engine = engine, now = 0, link = 0,
     began = group:clock(), bytes = 0, events = {}, queue = queue, expected = expected, requests = all, heads = {},
-    ready = {}, done = {}, taken = { bytes = 0, seconds = 0 }, of = setmetatable({}, { __mode = "k" }), fresh = {} },
-    Machine)
+    ready = {}, done = {}, taken = { bytes = 0, seconds = 0 }, of = setmetatable({}, { __mode = "k" }), fresh = {} }
   attach(self)
   self.steps = step_time.watch(engine, function() return group:clock() end)
   while true do

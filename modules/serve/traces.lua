@@ -32,6 +32,7 @@ local function at_share(values, u)
   return math.floor(values[i] * (values[i + 1] / values[i]) ^ f + 0.5)
 end
 
+--- A request of a trace.
 ---@class ServeArrival
 ---@field arrival number  seconds, from 0 on
 ---@field prompt integer  tokens of the prompt
