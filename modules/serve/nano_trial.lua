@@ -44,11 +44,15 @@ local function on_rank(group, work, rounds)
   require("tycho.dist").tensor_parallel(model, group)
   local nano = require "tycho.serve.nano_batches" (model, group)
   local ways = { { "whole", off = true }, { "halves", shares = { 0.5, 0.5 } }, { "sought" } }
-  local result = { seconds = {}, tokens = {}, events = {}, waited = {} }
+  local result = { seconds = {}, tokens = {}, events = {}, waited = {}, host = {} }
   for round = 0, rounds do -- the first does not count: it seeks
     for _, way in ipairs(ways) do
       nano.off, nano.shares = way.off, way.shares
-      local engine = Engine.new(model, { requests = work.requests, batch = work.batch, prefixes = false })
+      local within, began = 0, 0
+      local engine = Engine.new(model, { requests = work.requests, batch = work.batch, prefixes = false,
+        timing = function(_, done)
+          if done then within = within + group:clock() - began else began = group:clock() end
+        end })
       local list = {}
       for i, text in ipairs(work.texts) do
         list[i] = engine:submit(text, { count = work.counts[i], stop_tokens = false })
@@ -68,6 +72,7 @@ local function on_rank(group, work, rounds)
           if e.name == "all_reduce" then waits = waits + e.to - e.from end
         end
         result.waited[name] = waits / (group:clock() - from)
+        result.host[name] = 1 - within / (group:clock() - from)
       end
       for _, e in ipairs(events) do e.from, e.to, e.begun = e.from - from, e.to - from, e.begun and e.begun - from end
       result.events[name] = events
@@ -78,7 +83,8 @@ local function on_rank(group, work, rounds)
 end
 
 --- Serves the requests by ranks whose link is that of dist.run. Of rank 0: seconds (lists by way: "whole", "halves" and
--- "sought"), tokens (a text by way), waited (the share of the time in which it waited for sums), events (of the last
+-- "sought"), tokens (a text by way), waited (the share of the time in which it waited for sums), host (the share of
+-- what is no step of the model: forming batches, choosing tokens), events (of the last
 -- round), chosen and found (see NanoBatches).
 ---@param work table
 ---@param ranks integer

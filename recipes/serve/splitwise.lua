@@ -110,10 +110,13 @@ for _, variant in ipairs(variants) do
       local found = serve.designs.best(list, trace(r.seeds[1]), kinds.A100, { from = 0.1 * args.machines })
       for i, seed in ipairs(r.seeds) do
         local rates = {}
-        for kind, best in pairs(found) do
-          rates[kind] = i == 1 and best.rate or serve.designs.throughput(best.design, trace(seed), kinds.A100,
-            { from = best.rate / 2 })
-          if i == 1 then r:say("%s, %s: %.2f requests a second, %s", key, service, best.rate, best.design.name) end
+        for _, kind in ipairs { "mixed whole", "mixed in parts", "split" } do
+          local best = found[kind] or { rate = 0 }
+          rates[kind] = i == 1 and best.rate or best.design and serve.designs.throughput(best.design, trace(seed),
+            kinds.A100, { from = best.rate / 2 }) or 0
+          if i == 1 and best.design then
+            r:say("%s, %s: %.2f requests a second, %s", key, service, best.rate, best.design.name)
+          end
           r:note(("%s/%s/%s"):format(key, service, kind), { rate = rates[kind] }, seed)
         end
         gains[key][i] = gains[key][i] or {}
