@@ -48,7 +48,7 @@ for i = #args.lengths, 1, -1 do
     hidden = 1 - ways.layers.late / ways.serial.late
     local function panel(title, way) return { title = title, rows = trial.rows(work, outcomes[way]) } end
     dist.timeline({ panel(("A prompt of %d tokens, keys and values in one piece"):format(n), "serial"),
-      panel("layer by layer", "layers") }, { labels = { "prompts", "link", "tokens" } }):save(r:picture "splitwise.png")
+      panel("layer by layer", "layers") }, { labels = { "prompt", "link", "tokens" } }):save(r:picture "splitwise.png")
   end
   if ways.layers.cost > ways.serial.cost and threshold == 0 then threshold = n + 1 end
 end
