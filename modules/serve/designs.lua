@@ -63,7 +63,8 @@ end
 
 --- All designs within a budget: `by` the field of machines, "cost" or "power". options: chunks (sizes that mixed
 -- machines try), shares (of the budget, for prompts), kinds (of machines by name), pairs (names of the two kinds of
--- splits), overflow (of splits: sizes of steps that machines with overflow try).
+-- splits), overflow (of splits: sizes of steps that machines with overflow try), cluster (what all clusters have
+-- besides machines: see ServeCluster).
 ---@param budget number
 ---@param by "cost"|"power"
 ---@param options { kinds: table<string, StepTime>, pairs: string[][], mixed: string[], chunks: integer[],
@@ -98,6 +99,9 @@ function M.within(budget, by, options)
         end
       end
     end
+  end
+  for _, design in ipairs(list) do
+    for key, value in pairs(o.cluster or {}) do design.cluster[key] = value end
   end
   return list
 end

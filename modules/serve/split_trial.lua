@@ -3,6 +3,7 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local cluster = require "tycho.serve.cluster"
+local designs = require "tycho.serve.designs"
 local dist = require "tycho.dist"
 local split = require "tycho.serve.split"
 local step_time = require "tycho.serve.step_time"
@@ -132,6 +133,29 @@ function M.compare(work, time, pools, requests, measured, chunk)
   local a, b, ratios = sums(outcome.requests), sums(measured.requests), {}
   for name, value in pairs(a) do ratios[name] = value / b[name] end
   return ratios, measured.bytes > 0 and outcome.bytes / measured.bytes or 1
+end
+
+--- Of clusters of machines that are all as those here the designs that serve the most, by kind: see serve.designs.best.
+-- As many tokens are asked for as from the service: of two tokens the second would wait for half a step of others.
+---@param work table
+---@param time StepTime  of fit()
+---@param machines integer
+---@param service "coding"|"conversation"
+---@param count integer  requests of the trace
+---@param seed integer
+---@return table<string, { rate: number, design: ServeDesign }>
+function M.best(work, time, machines, service, count, seed)
+  arguments.expect("serve.split_trial.best", "work", work, "a table")
+  arguments.expect("serve.split_trial.best", "time", time, "a table")
+  local kind = setmetatable({ cost = 1, power = 1 }, { __index = time })
+  local list = designs.within(machines, "cost", { kinds = { here = kind }, mixed = { "here" },
+    chunks = { work.limit // 4, work.limit // 2, work.limit }, pairs = { { "here", "here" } },
+    shares = { 0.125, 0.25, 0.375, 0.5, 0.625, 0.75 }, overflow = { work.limit // 2 },
+    cluster = { limit = work.limit, overflow = 4 * work.limit, layers = work.layers,
+      serial_below = work.serial_below } })
+  local trace = traces.draw(service, count, 1, { seed = seed, prompts = work.prompts,
+    longest = work.longest })
+  return designs.best(list, trace, kind, { from = 0.1 * machines })
 end
 
 local function one(group, work, prompt, way)

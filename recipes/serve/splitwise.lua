@@ -23,7 +23,7 @@ local r = ty.recipe.declare {
   args = {
     { "width", 256, "hidden size of the Llama on ranks", quick = 32 }, { "layers", 4, "of it", quick = 2 },
     { "served", 40, "requests of each run on ranks", quick = 4 },
-    { "fitted", 30, "requests of each run that step times are fitted to", quick = 6 },
+    { "fitted", 30, "requests of each run that step times are fitted to", quick = 8 },
     { "rate", 25.0, "requests a second on two ranks", quick = 100.0 },
     { "lengths", { 16, 64, 256, 512 }, "of prompts that go over", quick = { 16, 64 } },
     { "rounds", 5, "of these, of which the median counts", quick = 1 },
@@ -60,7 +60,7 @@ r:say("prompts below %d tokens go in one piece", threshold)
 local ways = { { name = "split", pools = { "prompt", "token" } }, { name = "mixed, whole prompts" },
   { name = "mixed, 48 tokens a step", chunk = 48 } }
 local steps, runs, differ, off_bytes = {}, {}, 0, 0
-for k, service in ipairs { "conversation", "coding" } do
+for k, service in ipairs(r:tries { "conversation", "coding" }) do
   for w, way in ipairs(ways) do
     local function place(i) return way.pools and { 1, 2 } or { i % 2 + 1, i % 2 + 1 } end
     for _, rate in ipairs(r:tries { args.rate, args.rate / 2 }) do
@@ -85,6 +85,21 @@ for _, run in ipairs(runs) do
   r:say("%s, %s: in events %.2f of the time to the first token, %.2f of that between tokens, %.2f of all", run.service,
     run.way.name, ratios.ttft, ratios.tbt, ratios.e2e)
   for _, ratio in pairs(ratios) do off[#off + 1] = math.abs(ratio - 1) end
+end
+
+-- ---- clusters of machines like these, as many of each design ----
+
+local here = { 1, 1 } -- of mixed machines with whole prompts, and with parts: the mean of both services
+for _, service in ipairs(r:tries { "conversation", "coding" }) do
+  local found = trial.best(work, time, r.quick and 3 or 8, service, args.requests, r.seed)
+  for i, kind in ipairs { "mixed whole", "mixed in parts" } do
+    local other, own = found[kind], found.split
+    here[i] = here[i] * ((own and own.rate or 0) / (other and other.rate or math.huge)) ^ (r.quick and 1 or 0.5)
+    if other and own then
+      r:say("machines as here, %s: %.1f requests a second, %s; %.1f, %s", service, own.rate, own.design.name,
+        other.rate, other.design.name)
+    end
+  end
 end
 
 -- ---- clusters within a budget ----
@@ -156,6 +171,9 @@ local rows = {
   { claim = "at the same cost, of machines that mix parts of prompts", values = gain(first .. cost, "mixed in parts"),
     judged = false },
 }
+for i, kind in ipairs { "mixed whole", "mixed in parts" } do
+  rows[#rows + 1] = { claim = "as many machines as those here, of " .. kind, measured = here[i], judged = false }
+end
 for k = 2, #variants do
   for _, kind in ipairs { "mixed whole", "mixed in parts" } do
     rows[#rows + 1] = { claim = ("%s, at the same power, of %s"):format(variants[k][1], kind),
