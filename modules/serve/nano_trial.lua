@@ -75,7 +75,7 @@ local function on_rank(group, work, rounds)
         result.host[name] = 1 - within / (group:clock() - from)
       end
       for _, e in ipairs(events) do e.from, e.to, e.begun = e.from - from, e.to - from, e.begun and e.begun - from end
-      result.events[name] = events
+      result.events[name] = table.move(events, 1, #events, 1, {}) -- the next turn's first barrier goes there too
     end
   end
   result.chosen, result.found = nano.chosen, nano.found

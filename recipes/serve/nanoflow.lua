@@ -81,7 +81,7 @@ local events = at.got.events
 local ends = events.whole[#events.whole].to * 0.08
 dist.timeline({ { title = "A rank with whole steps", rows = dist.decoding.rows(events.whole, at.cost, ends) },
   { title = "in nano-batches", rows = dist.decoding.rows(events.sought, at.cost, ends) } },
-  { labels = { "computes", "sums" } }):save(r:picture "nanoflow.png")
+  { labels = { "rank", "sums" } }):save(r:picture "nanoflow.png")
 
 local least, most = math.huge, 0
 for _, f in ipairs(factors) do least, most = math.min(least, f.sought), math.max(most, f.sought) end
