@@ -82,8 +82,7 @@ end
 
 -- ---- requests ----
 
-local function check_prompt(self, tokens)
-  local who = "serve.submit"
+local function check_prompt(self, who, tokens)
   if ty.is_tensor(tokens) then tokens = tokens:flatten():tolist() end
   arguments.expect(who, "tokens", tokens, "a list")
   if #tokens == 0 then arguments.fail("%s: tokens: expected at least one, got none", who) end
@@ -106,6 +105,37 @@ local function stops(self, given)
   return set
 end
 
+-- A request, not yet waiting.
+local function new_request(self, who, tokens, options)
+  local prompt = check_prompt(self, who, tokens)
+  local o = arguments.read(who, options, { count = 16, temperature = 0, top_k = 0, top_p = 1, min_p = 0,
+    repetition_penalty = 1, seed = 0, stop_tokens = none, logprobs = false, on_token = none, on_end = none,
+    adapter = none },
+    { count = "an integer >= 1", seed = "an integer", stop_tokens = "an integer or a list of integers or a boolean",
+      logprobs = "a boolean", on_token = "a function", on_end = "a function", adapter = "a string" })
+  sampling.check(who, o)
+  local longest, context = #prompt + o.count, self.model.context
+  if context and longest > context then
+    arguments.fail(who .. ": tokens: expected at most %d with the %d that are asked for, as the model sees %d, "
+      .. "got %d", context - o.count, o.count, context, #prompt)
+  end
+  local room = self.pool.most * self.pool.page
+  if o.adapter then
+    if not self.adapters then
+      arguments.fail("%s: adapter: expected nil, as the engine has none (serve.adapters), got %s", who,
+        arguments.describe(o.adapter))
+    end
+    room = room - self.adapters:pages_of(who, o.adapter) * self.pool.page
+  end
+  if longest > room then
+    arguments.fail(who .. ": tokens: expected at most %d with the %d that are asked for, as the engine has room "
+      .. "for %d%s, got %d", room - o.count, o.count, room, o.adapter and " beside the adapter" or "", #prompt)
+  end
+  self.numbers = self.numbers + 1
+  return setmetatable({ engine = self, number = self.numbers, prompt = prompt, tokens = {}, options = o,
+    seed = o.seed, count = o.count, stops = stops(self, o.stop_tokens), logprobs = o.logprobs and {} or nil }, Request)
+end
+
 --- Asks for what follows `tokens`. options: count (the most new tokens, 16), those of tycho.llm.sampling (temperature,
 -- 0 by default: the most likely token; top_k, top_p, min_p, repetition_penalty), seed (0: of its own stream of random
 -- numbers), stop_tokens (one or a list; nil: those of the model; false: none), logprobs (false), on_token(request,
@@ -114,35 +144,16 @@ end
 ---@param options? table
 ---@return ServeRequest
 function Engine:submit(tokens, options)
-  local prompt = check_prompt(self, tokens)
-  local o = arguments.read("serve.submit", options, { count = 16, temperature = 0, top_k = 0, top_p = 1, min_p = 0,
-    repetition_penalty = 1, seed = 0, stop_tokens = none, logprobs = false, on_token = none, on_end = none,
-    adapter = none },
-    { count = "an integer >= 1", seed = "an integer", stop_tokens = "an integer or a list of integers or a boolean",
-      logprobs = "a boolean", on_token = "a function", on_end = "a function", adapter = "a string" })
-  sampling.check("serve.submit", o)
-  local longest, context = #prompt + o.count, self.model.context
-  if context and longest > context then
-    arguments.fail("serve.submit: tokens: expected at most %d with the %d that are asked for, as the model sees %d, "
-      .. "got %d", context - o.count, o.count, context, #prompt)
-  end
-  local room = self.pool.most * self.pool.page
-  if o.adapter then
-    if not self.adapters then
-      arguments.fail("serve.submit: adapter: expected nil, as the engine has none (serve.adapters), got %s",
-        arguments.describe(o.adapter))
-    end
-    room = room - self.adapters:pages_of("serve.submit", o.adapter) * self.pool.page
-  end
-  if longest > room then
-    arguments.fail("serve.submit: tokens: expected at most %d with the %d that are asked for, as the engine has room "
-      .. "for %d%s, got %d", room - o.count, o.count, room, o.adapter and " beside the adapter" or "", #prompt)
-  end
-  self.numbers = self.numbers + 1
-  local request = setmetatable({ engine = self, number = self.numbers, prompt = prompt, tokens = {}, options = o,
-    seed = o.seed, count = o.count, stops = stops(self, o.stop_tokens), logprobs = o.logprobs and {} or nil }, Request)
+  local request = new_request(self, "serve.submit", tokens, options)
   table.insert(self.waiting, request)
   return request
+end
+
+-- Gives back the pages of a request, which may begin again later.
+local function withdraw(self, request)
+  self.cache:release(request.sequence)
+  request.sequence, request.node, request.kept = nil, nil, nil
+  if self.adapters then self.adapters:drop(request) end
 end
 
 -- Token number i of what a request has so far, prompt included.
@@ -157,13 +168,6 @@ local function known(request) return #request.prompt + #request.tokens end
 local function text_of(request)
   local all = table.move(request.prompt, 1, #request.prompt, 1, {})
   return table.move(request.tokens, 1, #request.tokens, #all + 1, all)
-end
-
--- Gives back the pages of a request, which may begin again later.
-local function withdraw(self, request)
-  self.cache:release(request.sequence)
-  request.sequence, request.node, request.kept = nil, nil, nil
-  if self.adapters then self.adapters:drop(request) end
 end
 
 local function remove(list, what)
@@ -248,6 +252,45 @@ local function remember(self, request)
     request.kept = request.kept + 1
     request.node = self.prefixes:add(request.node, all, first, sequence.pages[request.kept])
   end
+end
+
+--- Takes over a request whose prompt another engine has computed. tokens: those that have come so far, one at least;
+-- options as submit() has them; fill(cache, sequence, count) puts the keys and values of the first `count` tokens, all
+-- but the last, into the pages of a sequence: PackedCache:import(). Returns nil, and nothing is taken, while there is
+-- no room.
+---@param prompt integer[]|Tensor
+---@param tokens integer[]
+---@param options table?
+---@param fill fun(cache: PackedCache, sequence: PackedSequence, count: integer)
+---@return ServeRequest?
+function Engine:adopt(prompt, tokens, options, fill)
+  local who = "serve.adopt"
+  arguments.expect(who, "tokens", tokens, "a list of integers")
+  if #tokens == 0 then arguments.fail("%s: tokens: expected at least one, got none", who) end
+  arguments.expect(who, "fill", fill, "a function")
+  if type(options) == "table" and options.adapter ~= nil then
+    arguments.fail("%s: adapter: expected nil, as keys and values come without one, got %s", who,
+      arguments.describe(options.adapter))
+  end
+  if #self.running >= self.most_requests then return nil end
+  local request = new_request(self, who, prompt, options)
+  table.move(tokens, 1, #tokens, 1, request.tokens)
+  request.sequence, request.kept = self.cache:sequence(), 0
+  request.node = self.prefixes and self.prefixes:root()
+  local count = #request.prompt + #tokens - 1
+  local missing = (count + self.pool.page - 1) // self.pool.page - self.pool:room()
+  if missing > 0 then evict(self, missing) end
+  if not self.cache:reserve(request.sequence, count) then return nil end
+  local ok, problem = pcall(ty.no_grad, ty.scope, fill, self.cache, request.sequence, count)
+  if not ok then
+    withdraw(self, request)
+    error(problem, 0)
+  end
+  self.cache:extend(request.sequence, count)
+  table.insert(self.running, request)
+  if request.stops[tokens[#tokens]] then self:finish(request, "stop")
+  elseif #tokens >= request.count then self:finish(request, "length") end
+  return request
 end
 
 -- ---- the steps ----

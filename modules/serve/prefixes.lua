@@ -23,19 +23,26 @@ function Prefixes:touch(node)
   node.used = self.clock
 end
 
+--- Where the beginnings of a kind begin: keys and values of the same tokens that are not the same, those under an
+-- adapter, have trees of their own.
+---@param kind? string
+---@return table node
+function Prefixes:root(kind)
+  local root = self.roots[kind or false]
+  if not root then
+    root = { children = {} }
+    self.roots[kind or false] = root
+  end
+  return root
+end
+
 --- The pages that hold the longest beginning of `tokens`, but for the last token at least, which is to be computed.
--- kind: keys and values of the same tokens that are not the same, those under an adapter, have trees of their own.
 ---@param tokens integer[]
 ---@param kind? string
 ---@return integer[] pages
 ---@return table node  where the beginning ends, for add()
 function Prefixes:find(tokens, kind)
-  local page, root, pages = self.pool.page, self.roots[kind or false], {}
-  if not root then
-    root = { children = {} }
-    self.roots[kind or false] = root
-  end
-  local node = root
+  local page, node, pages = self.pool.page, self:root(kind), {}
   for first = 1, #tokens - page, page do
     local next_node = node.children[key_of(tokens, first, page)]
     if not next_node then break end
