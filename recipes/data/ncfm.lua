@@ -11,6 +11,8 @@
 -- Means of features are a maximum mean discrepancy with a linear kernel, as distribution matching has it. Beside it
 -- characteristic functions at frequencies from a normal distribution, which nobody learns. Bytes are those of a round,
 -- and of a gradient of trajectory matching for the same pictures, 50 in each of its steps.
+-- Classes are gone through one by one. With pictures this small, frequencies that a network learns are about as good as
+-- ones drawn from the normal distribution.
 local ty = require "tycho"
 local curation, datasets, models = require "tycho.curation", require "tycho.datasets", require "tycho.models"
 local condensed, condensing, matching = curation.condensed, curation.condensing, curation.matching
