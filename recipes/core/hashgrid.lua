@@ -143,7 +143,7 @@ os.exit(r:finish {
   { claim = "dB at pixels that nobody learnt from", values = grid, baseline = other, bar = 25 },
   { claim = "as many more than a network of waves after the same time", values = ty.stats.differences(grid, other),
     bar = 1 },
-  { claim = "error of distances, in thousandths of the side", values = off, baseline = far, bar = 2, below = true },
+  { claim = "error of distances, in thousandths of the side", values = off, baseline = far, bar = 1, below = true },
   { claim = "of the network of waves' after the same time", values = ty.stats.ratios(off, far), bar = 0.9,
     below = true },
   { claim = "degrees between its normals and the true ones", values = results["anglehash grid"], judged = false },

@@ -120,7 +120,7 @@ os.exit(r:finish {
   { claim = "times as fast as ranks placed by chance, mean of the clusters", measured = stats.mean(group_gains),
     bar = 1.4 },
   { claim = "times as fast as whole machines placed by chance, mean of the clusters", measured = stats.mean(gains),
-    judged = false },
+    bar = 1.4 },
   { claim = "the same, the worst cluster", measured = math.min(table.unpack(gains)), bar = 1.05 },
   { claim = "seconds, of the best of all placements by chance, the worst cluster",
     measured = math.max(table.unpack(of_best)), bar = 1.0001, below = true },
