@@ -5,7 +5,7 @@ local ty = require "tycho"
 local arguments = require "tycho.arguments"
 local Adapters = require "tycho.serve.adapters"
 local Engine = require "tycho.serve.engine"
-local traces = require "tycho.serve.traces"
+local replay = require "tycho.serve.replay"
 
 local surgery = ty.nn.surgery
 local M = {}
@@ -111,7 +111,7 @@ function Merged:use(number)
   ty.core.program.renew()
 end
 
---- What next_ones of traces.serve does with one adapter at a time: when nobody runs, the adapter of whoever has waited
+--- What next_ones of replay.run does with one adapter at a time: when nobody runs, the adapter of whoever has waited
 -- longest is merged, and all that wait for it begin.
 ---@param engine ServeEngine
 ---@return fun(waiting: integer[], trace: ServeArrival[]): integer[]
@@ -152,11 +152,11 @@ function M.ways(names, options)
     local engine = Engine.new(o.make(), o.engine)
     local way = { name = name, engine = engine }
     if name == "base" then
-      function way.run(trace, more, turn) return traces.serve(engine, trace, { logprobs = more, turn = turn }) end
+      function way.run(trace, more, turn) return replay.run(engine, trace, { logprobs = more, turn = turn }) end
     elseif name == "merged" then
       way.weights = M.merged(engine.model, o.paths)
       function way.run(trace, more, turn)
-        return traces.serve(engine, trace, { next_ones = way.weights:turns(engine), logprobs = more,
+        return replay.run(engine, trace, { next_ones = way.weights:turns(engine), logprobs = more,
           turn = turn })
       end
     elseif name == "together" or name == "padded" or name == "disk" then
@@ -166,7 +166,7 @@ function M.ways(names, options)
       way.set = set
       function way.run(trace, more, turn)
         set:evict(math.maxinteger)
-        return traces.serve(engine, trace, { logprobs = more, turn = turn, submit = function(arrival, asked)
+        return replay.run(engine, trace, { logprobs = more, turn = turn, submit = function(arrival, asked)
           asked.adapter = arrival.adapter and tostring(arrival.adapter) or nil
           return engine:submit(arrival.prompt, asked)
         end })

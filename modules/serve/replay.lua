@@ -1,34 +1,19 @@
 --- Traces of requests played to an engine by a clock that stands still while nobody computes: what each request waited
--- for, without hours of waiting. The clock counts the processor's time of the steps, so that others who use the machine
--- do not count.
+-- for, without hours of waiting. Time is that of the processor, where all computing is done there: what else the
+-- machine does then neither delays requests nor makes an engine slow.
+local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
-local expect = arguments.expect
+local expect, none = arguments.expect, arguments.none
 local M = {}
-
---- When requests arrive that come independently of each other, `rate` a second in the mean: n times in seconds, from
--- the seed.
----@param n integer
----@param rate number
----@param seed integer
----@return number[]
-function M.arrivals(n, rate, seed)
-  expect("replay.arrivals", "n", n, "an integer in [0, 1000000]")
-  expect("replay.arrivals", "rate", rate, "a number > 0")
-  expect("replay.arrivals", "seed", seed, "an integer")
-  local uniform, now, list = require("tycho.serve.choice").uniform, 0, {}
-  for i = 1, n do
-    now = now - math.log(1 - uniform(seed, i)) / rate
-    list[i] = now
-  end
-  return list
-end
 
 local function check(who, trace)
   expect(who, "trace", trace, "a list of tables")
   for i, x in ipairs(trace) do
     local at = who .. ": request " .. i
     expect(at, "at", x.at, "a number >= 0")
+    expect(at, "prompt", x.prompt, "a list")
+    expect(at, "count", x.count, "an integer >= 1")
     if i > 1 and x.at < trace[i - 1].at then
       arguments.fail("%s: at: expected no time before that of the request before, got %g after %g", at, x.at,
         trace[i - 1].at)
@@ -36,75 +21,100 @@ local function check(who, trace)
   end
 end
 
--- first: when each request got its first token; done: its last one; in seconds after it arrived.
-local function result(trace, first, done, tokens)
-  local r = { first = {}, done = {}, each = {}, tokens = 0, seconds = 0 }
+--- What a trace took. Lists are by request, in the order of the trace.
+---@class ServeResults
+---@field requests ServeRequest[]
+---@field first number[]     seconds from each request's arrival to its first token
+---@field done number[]      to its last one
+---@field each number[]      the latter by token
+---@field tokens integer     that all got
+---@field busy number        seconds in which something was computed
+---@field ended number       when the last request ended
+---@field throughput number  tokens by ended
+
+local function results_of(trace, requests, first, done, counts, busy)
+  local r = { requests = requests, first = {}, done = {}, each = {}, tokens = 0, busy = busy, ended = 0 }
   for i, x in ipairs(trace) do
-    if done[i] then
-      r.first[#r.first + 1], r.done[#r.done + 1] = first[i] - x.at, done[i] - x.at
-      r.each[#r.each + 1] = (done[i] - x.at) / tokens[i]
-      r.tokens, r.seconds = r.tokens + tokens[i], math.max(r.seconds, done[i])
-    end
+    r.first[i], r.done[i] = first[i] - x.at, done[i] - x.at
+    r.each[i] = r.done[i] / counts[i]
+    r.tokens, r.ended = r.tokens + counts[i], math.max(r.ended, done[i])
   end
-  r.throughput = r.seconds > 0 and r.tokens / r.seconds or 0
+  r.throughput = r.ended > 0 and r.tokens / r.ended or 0
   return r
 end
 
---- Plays a trace to an engine. trace: requests in the order of their times, tables with at (seconds), tokens and
--- options (of engine:submit()). clock: seconds of what computes (os.clock). Returns first, done and each (seconds from
--- its arrival to the first and to the last token of each request, and the latter by token), tokens, seconds (when the
--- last one ended) and throughput (tokens a second); and the requests.
+--- Plays a trace to an engine. options: clock (seconds of what computes; nil: of the processor, or of the wall where
+-- another device computes), submit(arrival, options) (asks for what an arrival is; nil: engine:submit()), next_ones(
+-- waiting, trace) (takes from the numbers of the arrivals that wait for their turn those that may be submitted now;
+-- nil: all at once), logprobs (false), turn (called after each step, such as coroutine.yield). A request that fails
+-- raises.
 ---@param engine ServeEngine
----@param trace { at: number, tokens: integer[], options: table }[]
----@param clock? fun(): number
----@return table times
----@return ServeRequest[] requests
-function M.run(engine, trace, clock)
+---@param trace ServeArrival[]
+---@param options? { clock?: function, submit?: function, next_ones?: function, logprobs?: boolean, turn?: function }
+---@return ServeResults
+function M.run(engine, trace, options)
   expect("replay.run", "engine", engine, "a table")
   check("replay.run", trace)
-  expect("replay.run", "clock", clock, "a function or nil")
-  clock = clock or os.clock
-  local now, next_one, requests, first, done, counts = 0, 1, {}, {}, {}, {}
-  local busy = false
-  while next_one <= #trace or busy do
-    if not busy then now = math.max(now, trace[next_one].at) end
-    while next_one <= #trace and trace[next_one].at <= now do
-      local x = trace[next_one]
-      requests[next_one] = engine:submit(x.tokens, x.options)
-      next_one = next_one + 1
+  local o = arguments.read("replay.run", options, { clock = none, submit = none, next_ones = none, logprobs = false,
+    turn = none }, { clock = "a function", submit = "a function", next_ones = "a function", logprobs = "a boolean",
+    turn = "a function" })
+  local clock = o.clock or (engine.device or "cpu") == "cpu" and os.clock or ty.system.clock
+  local submit = o.submit or function(arrival, more) return engine:submit(arrival.prompt, more) end
+  local now, busy, came, left, waiting = 0, 0, 0, #trace, {}
+  local requests, first, done, counts = {}, {}, {}, {}
+  local due, ended -- who got a first token, or the last one, in the step that goes on
+  while left > 0 do
+    while came < #trace and trace[came + 1].at <= now do
+      came = came + 1
+      waiting[#waiting + 1] = came
     end
-    local begun = clock()
-    busy = engine:step()
-    now = now + clock() - begun
-    for i, request in ipairs(requests) do
-      if not first[i] and #request.tokens > 0 then first[i] = now end
-      if not done[i] and request.reason then done[i], counts[i] = now, #request.tokens end
+    local began = clock()
+    due, ended = {}, {}
+    local ready = waiting
+    if o.next_ones then ready = o.next_ones(waiting, trace) else waiting = {} end
+    for _, i in ipairs(ready) do
+      requests[i] = submit(trace[i], { count = trace[i].count, stop_tokens = false, logprobs = o.logprobs,
+        on_token = function(request) if #request.tokens == 1 then due[#due + 1] = i end end,
+        on_end = function() ended[#ended + 1] = i end })
     end
+    if #engine.running + #engine.waiting > 0 then
+      engine:step()
+      local took = clock() - began
+      now, busy = now + took, busy + took
+    elseif came < #trace then
+      now = math.max(now, trace[came + 1].at)
+    end
+    for _, i in ipairs(due) do first[i] = now end
+    for _, i in ipairs(ended) do
+      if requests[i].reason == "failed" then error("replay.run: " .. requests[i].error, 0) end
+      done[i], counts[i] = now, #requests[i].tokens
+    end
+    left = left - #ended
+    if o.turn then o.turn() end
   end
-  return result(trace, first, done, counts), requests
+  return results_of(trace, requests, first, done, counts, busy)
 end
 
 --- The same by batches that begin and end together: up to `batch` requests that wait are generated until the longest of
 -- them has all its tokens, each getting them as they come; those that arrive meanwhile wait.
 ---@param model LanguageModel
----@param trace { at: number, tokens: integer[], options: table }[]
+---@param trace ServeArrival[]
 ---@param batch integer
 ---@param clock? fun(): number
----@return table times
+---@return ServeResults
 ---@return integer[][] texts  the new tokens of each
 function M.batches(model, trace, batch, clock)
   expect("replay.batches", "model", model, "a module")
   check("replay.batches", trace)
   expect("replay.batches", "batch", batch, "an integer >= 1")
   expect("replay.batches", "clock", clock, "a function or nil")
-  clock = clock or os.clock
-  local now, at, first, done, counts, texts = 0, 1, {}, {}, {}, {}
+  clock = clock or model:device() == "cpu" and os.clock or ty.system.clock
+  local now, busy, at, first, done, counts, texts = 0, 0, 1, {}, {}, {}, {}
   while at <= #trace do
     now = math.max(now, trace[at].at)
     local rows, most, base = {}, 0, at
     while at <= #trace and trace[at].at <= now and #rows < batch do
-      local o = trace[at].options
-      rows[#rows + 1], most, counts[at] = trace[at].tokens, math.max(most, o.count), o.count
+      rows[#rows + 1], most, counts[at] = trace[at].prompt, math.max(most, trace[at].count), trace[at].count
       at = at + 1
     end
     local begun, got = clock(), {}
@@ -115,13 +125,40 @@ function M.batches(model, trace, batch, clock)
       if got[i] == counts[i] then done[i] = now + clock() - begun end
       return got[i] < counts[i]
     end })
-    now = now + clock() - begun
+    local took = clock() - begun
+    now, busy = now + took, busy + took
     for row, tokens in ipairs(all) do
       local i, list = base + row - 1, tokens:tolist()
       texts[i] = table.move(list, #rows[row] + 1, #rows[row] + counts[i], 1, {})
     end
   end
-  return result(trace, first, done, counts), texts
+  return results_of(trace, {}, first, done, counts, busy), texts
+end
+
+--- Runs functions step by step in turn, so that what disturbs one disturbs the others: each is called with a function
+-- that it calls after every step. Returns what they return, by their names.
+---@generic K
+---@param runs table<K, fun(turn: function): any>
+---@return table<K, any>
+function M.in_turns(runs)
+  arguments.expect("replay.in_turns", "runs", runs, "a table")
+  local names, threads, results = {}, {}, {}
+  for name, run in pairs(runs) do
+    arguments.expect("replay.in_turns", "runs." .. tostring(name), run, "a function")
+    names[#names + 1], threads[name] = name, coroutine.create(run)
+  end
+  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
+  while next(threads) do
+    for _, name in ipairs(names) do
+      local thread = threads[name]
+      if thread then
+        local ok, result = coroutine.resume(thread, coroutine.yield)
+        if not ok then error(result, 0) end
+        if coroutine.status(thread) == "dead" then results[name], threads[name] = result, nil end
+      end
+    end
+  end
+  return results
 end
 
 return M

@@ -41,13 +41,12 @@ local function requests(seed, n)
   local function draw(most) return ty.randint(8, most + 1, { n }):tolist() end
   local lengths, counts, places, list = draw(args.longest), draw(args.longest), draw(#text - args.longest), {}
   for i = 1, n do
-    list[i] = { at = 0, tokens = table.move(text, places[i], places[i] + lengths[i] - 1, 1, {}),
-      options = { count = counts[i], stop_tokens = false } }
+    list[i] = { at = 0, prompt = table.move(text, places[i], places[i] + lengths[i] - 1, 1, {}), count = counts[i] }
   end
   return list
 end
 local function arriving(list, rate, seed)
-  for i, at in ipairs(serve.replay.arrivals(#list, rate, seed)) do list[i].at = at end
+  for i, at in ipairs(serve.traces.arrivals(#list, rate, seed)) do list[i].at = at end
   return list
 end
 local function engine_of(m, more)
@@ -56,8 +55,8 @@ local function engine_of(m, more)
   return serve.engine(m, o)
 end
 local function alone(m, x)
-  local row = m:generate({ x.tokens }, x.options.count, { temperature = 0, stop_tokens = false })[1]:tolist()
-  return table.concat(row, " ", #x.tokens + 1)
+  local row = m:generate({ x.prompt }, x.count, { temperature = 0, stop_tokens = false })[1]:tolist()
+  return table.concat(row, " ", #x.prompt + 1)
 end
 local function texts(list)
   local all = {}
@@ -84,12 +83,12 @@ for i, seed in ipairs(r.seeds) do
     end
     r:say("the baseline's batch is %d: %.0f tokens a second", batch, most)
   end
-  local by_engine, served = serve.replay.run(engine_of(model), list)
+  local by_engine = serve.replay.run(engine_of(model), list)
   local by_batches = serve.replay.batches(model, list, batch)
   put("faster", i, by_engine.throughput / by_batches.throughput)
   local wanted = {}
   for j, x in ipairs(list) do wanted[j] = alone(model, x) end
-  put("same", i, same(texts(served), wanted))
+  put("same", i, same(texts(by_engine.requests), wanted))
   for k, share in ipairs(args.rates) do
     local trace = arriving(list, share * most / (args.longest + 8) * 2, seed)
     local a, b = serve.replay.run(engine_of(model), trace), serve.replay.batches(model, trace, batch)
@@ -108,9 +107,9 @@ local function ranked(group, name, list)
   local m = z.load(name)
   if group.size > 1 then d.tensor_parallel(m, group) end
   group:barrier()
-  local times, got = s.replay.run(s.engine(m, { prefixes = false }), list, function() return group:clock() end)
+  local times = s.replay.run(s.engine(m, { prefixes = false }), list, { clock = function() return group:clock() end })
   local all = {}
-  for i, x in ipairs(got) do all[i] = table.concat(x.tokens, " ") end
+  for i, x in ipairs(times.requests) do all[i] = table.concat(x.tokens, " ") end
   return { all = all, throughput = times.throughput }
 end
 local some = requests(r.seed, math.min(32, args.requests))
@@ -135,7 +134,7 @@ local away = offload.engine(large, nil, { parameters = "file", gradients = "devi
 local streamed = engine_of(large, { within = function(pass) return away:run(pass) end, room = 1024 })
 serve.replay.run(streamed, few) -- the window is there from now on
 local got
-local peak = offload.resident(large) + r:memory(function() got = select(2, serve.replay.run(streamed, few)) end)
+local peak = offload.resident(large) + r:memory(function() got = serve.replay.run(streamed, few).requests end)
 local beyond = same(texts(got), wanted)
 away:close()
 

@@ -33,7 +33,7 @@ local r = ty.recipe.declare {
   },
 }
 local args = r.args
-local trials, traces = serve.adapter_trials, serve.traces
+local trials, traces, replay = serve.adapter_trials, serve.traces, serve.replay
 local most = args.adapters[#args.adapters]
 
 local function make() return r:place(function() return zoo.load(args.model) end) end
@@ -105,13 +105,13 @@ local function measure(names, seed, i, n) -- i nil: to warm up, which makes the 
     distinct = distinct + (asked[arrival.adapter] and 0 or 1)
     asked[arrival.adapter] = true
   end
-  local results = traces.in_turns(runs)
+  local results = replay.in_turns(runs)
   for name, result in pairs(i and results or {}) do
-    local speed = result.tokens / result.seconds
+    local speed, first = result.tokens / result.busy, ty.stats.mean(result.first)
     r:say("seed %d, %4d adapters (%2d asked for), %-8s %7.1f tokens in a second, %.2f s to the first token", seed, n,
-      distinct, name, speed, result.first)
-    r:note(("%s/%d"):format(name, n), { tokens_per_second = speed, first = result.first, latency = result.latency,
-      asked_for = distinct }, seed)
+      distinct, name, speed, first)
+    r:note(("%s/%d"):format(name, n), { tokens_per_second = speed, first = first,
+      latency = ty.stats.mean(result.done), asked_for = distinct }, seed)
     ty.stats.put(speeds, ("%s/%d"):format(name, n), i, speed)
   end
 end

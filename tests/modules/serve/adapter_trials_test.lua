@@ -6,7 +6,7 @@ local llm = require "tycho.llm"
 local peft = require "tycho.peft"
 local serve = require "tycho.serve"
 
-local traces, trials = serve.traces, serve.adapter_trials
+local replay, traces, trials = serve.replay, serve.traces, serve.adapter_trials
 
 local function make()
   ty.manual_seed(3)
@@ -89,7 +89,7 @@ check.test("all ways say the same", function()
       end)
     end
   end
-  local results = traces.in_turns(runs)
+  local results = replay.in_turns(runs)
   check.equal({ table.unpack(steps, 1, 6) }, { "base", "disk", "merged", "padded", "together", "base" })
   for _, name in ipairs { "together", "padded", "disk" } do
     local same, apart = trials.compare(results[name], results.merged)
@@ -101,7 +101,7 @@ check.test("all ways say the same", function()
   check.equal(ways.padded.set:usage().pages > ways.together.set:usage().pages, true)
   check.equal(ways.disk.set:usage().host_bytes < ways.together.set:usage().host_bytes, true)
   for _, result in pairs(results) do
-    check.equal(result.seconds > 0 and result.first > 0 and result.latency >= result.first, true)
+    check.equal(result.busy > 0 and result.first[1] > 0 and result.done[1] >= result.first[1], true)
   end
   trials.discard(paths)
   os.remove(folder)
@@ -111,9 +111,9 @@ end)
 check.test("what is wrong", function()
   check.fails(function() traces.trace {} end, "serve.traces.trace: text: expected at least 64 tokens, i64 [n], got nil")
   check.fails(function() traces.trace { text = text, input = { 5, 2 } } end, "input: expected two numbers of tokens")
-  check.fails(function() traces.serve(3, {}) end, "engine: expected a table")
-  check.fails(function() traces.in_turns { a = 3 } end, "runs.a: expected a function, got 3")
-  check.fails(function() traces.in_turns { a = function() error("broken", 0) end } end, "broken")
+  check.fails(function() replay.run(3, {}) end, "engine: expected a table")
+  check.fails(function() replay.in_turns { a = 3 } end, "runs.a: expected a function, got 3")
+  check.fails(function() replay.in_turns { a = function() error("broken", 0) end } end, "broken")
   check.fails(function() trials.ways({ "base" }, {}) end, "make: expected a function")
   check.fails(function() trials.ways({ "best" }, { make = make }) end, "names: expected base, together, padded")
   check.fails(function() trials.draw(make(), "x", 0) end, "count: expected an integer >= 1")

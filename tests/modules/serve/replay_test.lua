@@ -7,37 +7,42 @@ local serve = require "tycho.serve"
 
 -- An engine whose steps take a second each on the clock, and give a token to each request.
 local function stand_in(clock)
-  local engine = { list = {} }
+  local engine = { list = {}, running = {}, waiting = {} }
   function engine:submit(tokens, options)
-    local request = { prompt = tokens, tokens = {}, count = options.count }
-    self.list[#self.list + 1] = request
+    local request = { prompt = tokens, tokens = {}, count = options.count, options = options }
+    self.list[#self.list + 1], self.running[#self.running + 1] = request, request
     return request
   end
   function engine:step()
     clock.now = clock.now + 1
-    local more = false
+    self.running = {}
     for _, request in ipairs(self.list) do
       if not request.reason then
         request.tokens[#request.tokens + 1] = 7
-        if #request.tokens == request.count then request.reason = "length" end
-        more = more or not request.reason
+        request.options.on_token(request, 7)
+        if #request.tokens == request.count then
+          request.reason = "length"
+          request.options.on_end(request, "length")
+        else
+          self.running[#self.running + 1] = request
+        end
       end
     end
-    return more
+    return #self.running > 0
   end
   return engine
 end
 
 check.test("waiting is what the steps take", function()
   local clock = { now = 100 }
-  local trace = { { at = 0.5, tokens = { 1 }, options = { count = 2 } },
-    { at = 1, tokens = { 1 }, options = { count = 1 } }, { at = 10, tokens = { 1 }, options = { count = 3 } } }
-  local times, requests = serve.replay.run(stand_in(clock), trace, function() return clock.now end)
+  local trace = { { at = 0.5, prompt = { 1 }, count = 2 },
+    { at = 1, prompt = { 1 }, count = 1 }, { at = 10, prompt = { 1 }, count = 3 } }
+  local times = serve.replay.run(stand_in(clock), trace, { clock = function() return clock.now end })
   -- Steps end at 1.5 (the first), 2.5 (the first two), and from 10 on at 11, 12 and 13.
   check.equal(times.first, { 1, 1.5, 1 })
   check.equal(times.done, { 2, 1.5, 3 })
   check.equal(times.each, { 1, 1.5, 1 })
-  check.equal({ times.tokens, times.seconds, #requests }, { 6, 13, 3 })
+  check.equal({ times.tokens, times.ended, times.busy, #times.requests }, { 6, 13, 5, 3 })
   check.close(times.throughput, 6 / 13, 1e-12)
 end)
 
@@ -52,12 +57,12 @@ check.test("batches end together; texts are the model's", function()
   end
   local trace = {}
   for i = 1, 5 do
-    trace[i] = { at = i < 4 and 0 or 1000, tokens = { i, 2 * i }, options = { count = 2 * i, stop_tokens = false } }
+    trace[i] = { at = i < 4 and 0 or 1000, prompt = { i, 2 * i }, count = 2 * i }
   end
   local times, texts = serve.replay.batches(model, trace, 2, clock)
   check.equal(times.tokens, 2 + 4 + 6 + 8 + 10)
   for i, x in ipairs(trace) do
-    local alone = model:generate({ x.tokens }, 2 * i, { temperature = 0, stop_tokens = false })[1]:tolist()
+    local alone = model:generate({ x.prompt }, 2 * i, { temperature = 0, stop_tokens = false })[1]:tolist()
     check.equal(texts[i], table.move(alone, 3, #alone, 1, {}), "text " .. i)
     check.equal(times.first[i] > 0 and times.done[i] >= times.first[i], true)
   end
@@ -65,9 +70,9 @@ check.test("batches end together; texts are the model's", function()
 end)
 
 check.test("arrivals", function()
-  local list = serve.replay.arrivals(4000, 2.5, 3)
+  local list = serve.traces.arrivals(4000, 2.5, 3)
   check.close(list[4000] / 4000, 0.4, 0.03)
-  check.equal(list, serve.replay.arrivals(4000, 2.5, 3))
+  check.equal(list, serve.traces.arrivals(4000, 2.5, 3))
   local long = 0
   for i = 2, #list do long = long + (list[i] - list[i - 1] > 0.4 and 1 or 0) end
   check.close(long / #list, math.exp(-1), 0.03, "gaps are exponential")
@@ -75,10 +80,11 @@ end)
 
 check.test("wrong arguments", function()
   local engine = stand_in { now = 0 }
-  check.fails(function() serve.replay.run(engine, { { at = 2 }, { at = 1 } }) end,
+  local later, sooner = { at = 2, prompt = { 1 }, count = 1 }, { at = 1, prompt = { 1 }, count = 1 }
+  check.fails(function() serve.replay.run(engine, { later, sooner }) end,
     "replay.run: request 2: at: expected no time before that of the request before, got 1 after 2")
   check.fails(function() serve.replay.run(engine, { { } }) end, "replay.run: request 1: at: expected a number >= 0")
-  check.fails(function() serve.replay.arrivals(3, 0, 1) end, "replay.arrivals: rate: expected a number > 0, got 0")
+  check.fails(function() serve.traces.arrivals(3, 0, 1) end, "traces.arrivals: rate: expected a number > 0, got 0")
 end)
 
 check.finish()
