@@ -13,7 +13,7 @@ local FourierField = nn.module "FourierField"
 
 local defaults = { inputs = 2, outputs = 3, waves = 64, scale = 10, width = 128, layers = 3 }
 local kinds = { inputs = "an integer >= 1", outputs = "an integer >= 1", waves = "an integer >= 1",
-  scale = "a finite number >= 0", width = "an integer >= 1", layers = "an integer >= 1" }
+  scale = "a finite number >= 0", width = "an integer >= 1", layers = "an integer in [1, 64]" }
 
 --- options: inputs (2: of a place), outputs (3), waves (64), scale (10: standard deviation of their frequencies, in
 -- turns over the side; 0: places as they are, from -1 to 1), width (128), layers (3: hidden ones).

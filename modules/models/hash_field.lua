@@ -14,9 +14,9 @@ local HashField = nn.module "HashField"
 
 local defaults = { inputs = 2, outputs = 3, levels = 16, features = 2, entries = 1 << 14, coarsest = 16, finest = 512,
   width = 64, layers = 1 }
-local kinds = { inputs = "2 or 3", outputs = "an integer >= 1", levels = "an integer >= 1",
+local kinds = { inputs = "2 or 3", outputs = "an integer >= 1", levels = "an integer in [1, 64]",
   features = "an integer >= 1", entries = "an integer >= 2", coarsest = "an integer >= 1", finest = "an integer >= 1",
-  width = "an integer >= 1", layers = "an integer >= 0" }
+  width = "an integer >= 1", layers = "an integer in [0, 64]" }
 
 --- Cells a side of each level, from `coarsest` to `finest` in a geometric series.
 ---@param levels integer
@@ -24,7 +24,8 @@ local kinds = { inputs = "2 or 3", outputs = "an integer >= 1", levels = "an int
 ---@param finest integer
 ---@return integer[]
 function HashField.resolutions(levels, coarsest, finest)
-  for name, value in pairs { levels = levels, coarsest = coarsest, finest = finest } do
+  arguments.expect("HashField.resolutions", "levels", levels, "an integer in [1, 64]")
+  for name, value in pairs { coarsest = coarsest, finest = finest } do
     arguments.expect("HashField.resolutions", name, value, "an integer >= 1")
   end
   if finest < coarsest then

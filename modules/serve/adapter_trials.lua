@@ -187,8 +187,17 @@ end
 ---@return number same
 ---@return number apart
 function M.compare(a, b)
-  arguments.expect("serve.adapter_trials.compare", "a", a, "a table")
-  arguments.expect("serve.adapter_trials.compare", "b", b, "a table")
+  local who = "serve.adapter_trials.compare"
+  for name, x in pairs { a = a or false, b = b or false } do
+    arguments.expect(who, name, x, "a table")
+    arguments.expect(who, name .. ".requests", x.requests, "a list of tables")
+    for i, request in ipairs(x.requests) do
+      arguments.expect(who, ("%s.requests[%d].tokens"):format(name, i), request.tokens, "a list of integers")
+    end
+  end
+  if #a.requests ~= #b.requests then
+    arguments.fail("%s: b: expected the %d requests of a, got %d", who, #a.requests, #b.requests)
+  end
   local same, apart = 0, 0
   for i, one in ipairs(a.requests) do
     local other, equal = b.requests[i], true

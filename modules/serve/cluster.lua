@@ -298,6 +298,12 @@ function M.latencies(requests, alone)
   local who = "serve.cluster.latencies"
   arguments.expect(who, "requests", requests, "a list of tables")
   arguments.expect(who, "alone", alone, "a table")
+  arguments.expect(who, "alone.of", alone.of, "a function")
+  for i, r in ipairs(requests) do
+    for _, name in ipairs { "arrival", "prompt", "count", "first", "over" } do
+      arguments.expect(who, ("requests[%d].%s"):format(i, name), r[name], "a number")
+    end
+  end
   local lists = { ttft = {}, tbt = {}, e2e = {}, slow_ttft = {}, slow_tbt = {}, slow_e2e = {} }
   local function put(name, value) lists[name][#lists[name] + 1] = value end
   for _, r in ipairs(requests) do
@@ -336,6 +342,15 @@ function M.keeps(latencies, level)
   arguments.expect("serve.cluster.keeps", "level", level, "a table or nil")
   for _, shares in pairs(level or {}) do
     arguments.expect("serve.cluster.keeps", "an entry of level", shares, "a table")
+    for _, most in pairs(shares) do
+      arguments.expect("serve.cluster.keeps", "a share of level", most, "a number > 0")
+    end
+  end
+  for _, shares in pairs(latencies) do
+    arguments.expect("serve.cluster.keeps", "an entry of latencies", shares, "a table")
+    for _, value in pairs(shares) do
+      arguments.expect("serve.cluster.keeps", "a share of latencies", value, "a number")
+    end
   end
   local worst, where = 0, ""
   for name, shares in pairs(level or M.service_level) do

@@ -32,7 +32,9 @@ end
 ---@return ServeDesign
 function M.mixed(name, time, count, chunk)
   arguments.expect("serve.designs.mixed", "time", time, "a table")
-  arguments.expect("serve.designs.mixed", "count", count, "an integer >= 1")
+  arguments.expect("serve.designs.mixed", "count", count, "an integer in [1, 100000]")
+  arguments.expect("serve.designs.mixed", "name", name, "a string")
+  arguments.expect("serve.designs.mixed", "chunk", chunk, "an integer >= 1 or nil")
   local list, cost, power = machines_of { time, "mixed", count }
   return { name = ("%d %s, %s"):format(count, name, chunk and chunk .. " tokens a step" or "whole prompts"),
     kind = chunk and "mixed in parts" or "mixed whole", cost = cost, power = power,
@@ -51,9 +53,9 @@ function M.split(names, prompt, prompts, token, tokens, options)
   local who = "serve.designs.split"
   arguments.expect(who, "names", names, "a list of strings")
   arguments.expect(who, "prompt", prompt, "a table")
-  arguments.expect(who, "prompts", prompts, "an integer >= 1")
+  arguments.expect(who, "prompts", prompts, "an integer in [1, 100000]")
   arguments.expect(who, "token", token, "a table")
-  arguments.expect(who, "tokens", tokens, "an integer >= 1")
+  arguments.expect(who, "tokens", tokens, "an integer in [1, 100000]")
   local list, cost, power = machines_of({ prompt, "prompt", prompts }, { token, "token", tokens })
   local all = { machines = list }
   for key, value in pairs(options or {}) do all[key] = value end
@@ -161,7 +163,15 @@ end
 ---@param options? { from?: number, level?: table }
 ---@return table<string, { rate: number, design: ServeDesign }>
 function M.best(list, trace, alone, options)
-  arguments.expect("serve.designs.best", "list", list, "a list of tables")
+  local who = "serve.designs.best"
+  arguments.expect(who, "list", list, "a list of tables")
+  for i, design in ipairs(list) do
+    arguments.expect(who, ("list[%d].kind"):format(i), design.kind, "a string")
+    arguments.expect(who, ("list[%d].cluster"):format(i), design.cluster, "a table")
+  end
+  arguments.expect(who, "trace", trace, "a list of tables")
+  arguments.read(who, options, { from = arguments.none, level = arguments.none },
+    { from = "a finite number > 0", level = "a table" })
   local best = {}
   for _, design in ipairs(list) do
     local so_far = best[design.kind]

@@ -145,7 +145,7 @@ function M.in_turns(runs)
   local names, threads, results = {}, {}, {}
   for name, run in pairs(runs) do
     arguments.expect("replay.in_turns", "runs." .. tostring(name), run, "a function")
-    names[#names + 1], threads[name] = name, coroutine.create(run)
+    names[#names + 1], threads[name] = name, coroutine.create(function(turn) return run(turn) end)
   end
   table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
   while next(threads) do

@@ -74,6 +74,7 @@ function M.faster(trace, times)
   arguments.expect("serve.services.faster", "times", times, "a finite number > 0")
   local list = {}
   for i, r in ipairs(trace) do
+    arguments.expect("serve.services.faster", ("trace[%d].arrival"):format(i), r.arrival, "a number")
     local copy = {}
     for key, value in pairs(r) do copy[key] = value end
     copy.arrival = r.arrival / times

@@ -254,7 +254,13 @@ end
 ---@param outcomes table[]
 ---@return { requests: table[], bytes: integer, steps: table[], rows: table[][] } all  rows: events, for dist.timeline
 function M.together(outcomes)
-  arguments.expect("serve.split.together", "outcomes", outcomes, "a list of tables")
+  local who = "serve.split.together"
+  arguments.expect(who, "outcomes", outcomes, "a list of tables")
+  for i, outcome in ipairs(outcomes) do
+    arguments.expect(who, ("outcomes[%d].done"):format(i), outcome.done, "a list of tables")
+    arguments.expect(who, ("outcomes[%d].steps"):format(i), outcome.steps, "a list of tables")
+    arguments.expect(who, ("outcomes[%d].bytes"):format(i), outcome.bytes, "a number")
+  end
   local all = { requests = {}, bytes = 0, steps = {}, rows = {} }
   for i, outcome in ipairs(outcomes) do
     for _, r in ipairs(outcome.done) do all.requests[r.number] = r end

@@ -29,11 +29,21 @@ function M.open(options)
   return o
 end
 
+local numbers = { "limit", "layers", "vocabulary", "longest", "prompts", "counts", "bandwidth", "latency",
+  "serial_below", "token_bytes" }
+
+-- What open() returns; ranks have it without its class.
+local function expect_work(who, work)
+  arguments.expect(who, "work", work, "a table")
+  arguments.expect(who, "work.config", work.config, "a table")
+  for _, name in ipairs(numbers) do arguments.expect(who, "work." .. name, work[name], "a number") end
+end
+
 --- The model, the same on all ranks.
 ---@param work table
 ---@return LanguageModel
 function M.model(work)
-  arguments.expect("serve.split_trial.model", "work", work, "a table")
+  expect_work("serve.split_trial.model", work)
   ty.manual_seed(1)
   return require("tycho.llm").Llama(work.config):eval()
 end
@@ -47,7 +57,7 @@ end
 ---@param place fun(i: integer): integer[]
 ---@return table[]
 function M.requests(work, service, count, rate, seed, place)
-  arguments.expect("serve.split_trial.requests", "work", work, "a table")
+  expect_work("serve.split_trial.requests", work)
   arguments.expect("serve.split_trial.requests", "place", place, "a function")
   local list = services.draw(service, count, rate, { seed = seed, prompts = work.prompts, counts = work.counts,
     longest = work.longest })
@@ -71,7 +81,7 @@ end
 ---@param chunk? integer
 ---@return table
 function M.serve(work, machines, requests, chunk)
-  arguments.expect("serve.split_trial.serve", "work", work, "a table")
+  expect_work("serve.split_trial.serve", work)
   arguments.expect("serve.split_trial.serve", "requests", requests, "a list of tables")
   return split.together(dist.run(machines, as_machine, nil, work, requests, { limit = work.limit, chunk = chunk,
     bandwidth = work.bandwidth, latency = work.latency, serial_below = work.serial_below }))
@@ -82,6 +92,7 @@ end
 ---@param requests table[]
 ---@return integer[][] tokens
 function M.alone(work, requests)
+  expect_work("serve.split_trial.alone", work)
   arguments.expect("serve.split_trial.alone", "requests", requests, "a list of tables")
   local engine, list = require "tycho.serve.engine".new(M.model(work), { prefixes = false, batch = 4096 }), {}
   for i, r in ipairs(requests) do
@@ -96,7 +107,7 @@ end
 ---@return StepTime
 ---@return number error
 function M.fit(work, steps)
-  arguments.expect("serve.split_trial.fit", "work", work, "a table")
+  expect_work("serve.split_trial.fit", work)
   local time, off = step_time.fit(steps)
   time.bandwidth, time.latency, time.token_bytes = work.bandwidth, work.latency, work.token_bytes
   return time, off
@@ -113,6 +124,7 @@ end
 ---@return { ttft: number, tbt: number, e2e: number } ratios
 ---@return number bytes  that went over in events, of those measured; 1 where none did
 function M.compare(work, time, pools, requests, measured, chunk)
+  expect_work("serve.split_trial.compare", work)
   arguments.expect("serve.split_trial.compare", "pools", pools, "a list of strings")
   arguments.expect("serve.split_trial.compare", "measured", measured, "a table")
   local machines, list = {}, {}
@@ -145,7 +157,7 @@ end
 ---@param seed integer
 ---@return table<string, { rate: number, design: ServeDesign }>
 function M.best(work, time, machines, service, count, seed)
-  arguments.expect("serve.split_trial.best", "work", work, "a table")
+  expect_work("serve.split_trial.best", work)
   arguments.expect("serve.split_trial.best", "time", time, "a table")
   local kind = setmetatable({ cost = 1, power = 1 }, { __index = time })
   local list = designs.within(machines, "cost", { kinds = { here = kind }, mixed = { "here" },
@@ -173,6 +185,7 @@ end
 -- token is later than without; second, until the second token is there
 ---@return table<string, table[]> outcomes  of the last round, by way: what the ranks returned
 function M.ways(work, n, rounds)
+  expect_work("serve.split_trial.ways", work)
   arguments.expect("serve.split_trial.ways", "n", n, "an integer >= 1")
   arguments.expect("serve.split_trial.ways", "rounds", rounds, "an integer >= 1")
   ty.manual_seed(n)
@@ -206,7 +219,7 @@ end
 ---@param outcome table[]
 ---@return table[][] rows
 function M.rows(work, outcome)
-  arguments.expect("serve.split_trial.rows", "work", work, "a table")
+  expect_work("serve.split_trial.rows", work)
   arguments.expect("serve.split_trial.rows", "outcome", outcome, "a list of tables")
   local rows, busy = { {}, {}, {} }, 0
   for _, e in ipairs(outcome[1].events) do

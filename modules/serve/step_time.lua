@@ -119,6 +119,11 @@ end
 function M.fit(steps)
   local who = "serve.step_time.fit"
   arguments.expect(who, "steps", steps, "a list of tables")
+  for i, s in ipairs(steps) do
+    for _, name in ipairs { "prompt", "pairs", "decodes", "context", "seconds" } do
+      arguments.expect(who, ("steps[%d].%s"):format(i, name), s[name], "a number")
+    end
+  end
   local rows, seconds = { prompt = {}, decode = {} }, { prompt = {}, decode = {} }
   for _, s in ipairs(steps) do
     local kind = s.prompt > 0 and "prompt" or "decode"

@@ -140,7 +140,9 @@ function M.normals(fn, places)
   arguments.expect("fields.normals", "fn", fn, "a function")
   arguments.expect("fields.normals", "places", places, "a tensor")
   places = places:detach():requires_grad_()
-  local slope = ty.grad(fn(places):sum(), { places })[1]
+  local values = fn(places)
+  arguments.expect("fields.normals", "what fn gives", values, "a tensor")
+  local slope = ty.grad(values:sum(), { places })[1]
   return slope / length(slope):unsqueeze(1)
 end
 

@@ -126,6 +126,7 @@ typedef struct forward_context {
 static void collect_rows(const plan *p, const ty_view *x, int64_t kv_head, int64_t j0, int64_t n, int64_t width,
                          REAL *to) {
   const int64_t heads = x->size[1], *numbers = p->pages->numbers, step = p->pages->step, size = p->pages->size;
+  if (width == 0) return; /* nothing is there, not even memory */
   for (int64_t j = j0; j < j0 + n; j++, to += width) {
     const int64_t at = ((numbers[j / size * step] * size + j % size) * heads + kv_head) * width;
     if (!ty_is_half((ty_dtype)x->dtype)) {
