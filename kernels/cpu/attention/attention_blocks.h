@@ -74,6 +74,8 @@ static void blocks_gather(const blocks_context *c, int64_t b, int64_t head, int6
                     .kv_heads = 1,
                     .group = 1,
                     .t = rows,
+                    .head_row = rows,
+                    .pos_row = 1,
                     .s = n,
                     .d = p->d,
                     .dv = p->dv,
