@@ -86,25 +86,28 @@ function Trial:judge(set, on)
     choose = self.choose }))
 end
 
---- A sheet of small sets, one below the other.
----@param sets { image: Tensor, label: Tensor }[]  as many pictures each
----@param options? table  of ty.plot.grid: labels, scale, range
+--- A sheet of small sets, one below the other, each with its name.
+---@param sets { image: Tensor, label: Tensor }[]  as many pictures each, from -1 (paper) to 1 (ink)
+---@param names string[]
+---@param scale? integer  pixels of a pixel (6)
 ---@return ImageGrid
-function M.sheet(sets, options)
+function M.sheet(sets, names, scale)
   local who = "curation.condensing.sheet"
   arguments.expect(who, "sets", sets, "a list of tables")
+  arguments.expect(who, "names", names, "a list of strings")
+  arguments.expect(who, "scale", scale, "an integer >= 1 or nil")
   if #sets == 0 then arguments.fail("%s: sets: expected at least one, got none", who) end
-  local images, columns = {}, nil
+  local images, labels, columns = {}, {}, nil
   for i, set in ipairs(sets) do
     local image, _, n = labelled(who, ("sets[%d]"):format(i), set, true)
     images[i], columns = image:detach():to "cpu", columns or n
     if n ~= columns then
       arguments.fail("%s: sets: expected %d pictures of each, got %d of number %d", who, columns, n, i)
     end
+    for k = 1, n do labels[(i - 1) * n + k] = k == 1 and names[i] or "" end
   end
-  local o = { columns = columns, scale = 6, range = { 1, -1 } }
-  for key, value in pairs(options or {}) do o[key] = value end
-  return ty.plot.grid(ty.concat(images, 0), o)
+  return ty.plot.grid(ty.concat(images, 0), { columns = columns, scale = scale or 6, range = { 1, -1 },
+    labels = labels })
 end
 
 return M

@@ -93,35 +93,45 @@ function M.distil(model, networks, real, set, options)
   for round = 1, o.rounds do
     ty.scope(function()
       local drawn = networks[ty.randint(0, #networks, { 1 }):item() + 1]
-      local sample = {}
       ty.no_grad(function()
         for k, parameter in ipairs(parameters) do parameter:copy_(drawn[k]) end
-        for class, group in ipairs(groups) do
-          local count = group.shape[1]
-          sample[class] = group:index_select(0, ty.randint(0, count, { o.real }):to { device = image.device })
-        end
-        sample = model:embed(ty.concat(sample, 0)):reshape(classes, o.real, width)
       end)
-      local features = model:embed(image):reshape(classes, each, width)
-      local loss
-      if by_means then
-        loss = M.means(sample, features):sum()
-      else
-        local t = sampler and sampler(o.frequencies)
+      local t, at
+      if not by_means then
+        t = sampler and sampler(o.frequencies)
           or ty.randn({ o.frequencies, width }, { device = image.device, dtype = image.dtype })
-        loss = characteristic.discrepancy(ty.nn.normalize(sample) * o.length, ty.nn.normalize(features) * o.length, t,
-          { amplitude = o.amplitude, phase = o.phase }):sum()
+        at = t:detach():requires_grad_()
       end
-      local inputs = { image }
-      if sampler then table.move(sampler:parameters(), 1, #sampler:parameters(), 2, inputs) end
-      local grads = ty.grad(loss, inputs)
-      image:set_grad(grads[1])
+      local gradient, by_frequency = ty.zeros_like(image:detach()), at and ty.zeros_like(at:detach())
+      local total = 0.0
+      -- One class after the other, so that no more than its pictures are held.
+      for class, group in ipairs(groups) do
+        ty.scope(function()
+          local some = ty.randint(0, group.shape[1], { o.real }):to { device = image.device }
+          local sample = ty.no_grad(function() return model:embed(group:index_select(0, some)) end)
+          local own = image:detach():narrow(0, (class - 1) * each, each):clone():requires_grad_()
+          local features = model:embed(own)
+          local loss
+          if by_means then
+            loss = M.means(sample, features)
+          else
+            loss = characteristic.discrepancy(ty.nn.normalize(sample) * o.length,
+              ty.nn.normalize(features) * o.length, at, { amplitude = o.amplitude, phase = o.phase })
+          end
+          local grads = ty.grad(loss, sampler and { own, at } or { own })
+          gradient:narrow(0, (class - 1) * each, each):copy_(grads[1])
+          if sampler then by_frequency:add_(grads[2]) end
+          total = total + loss:item()
+        end)
+      end
+      image:set_grad(gradient)
       adam:step()
       if sampler then
-        for k, parameter in ipairs(sampler:parameters()) do parameter:set_grad(-grads[k + 1]) end
+        local grads = ty.grad(t, sampler:parameters(), { grad_outputs = -by_frequency })
+        for k, parameter in ipairs(sampler:parameters()) do parameter:set_grad(grads[k]) end
         rises:step()
       end
-      losses[round] = loss:item()
+      losses[round] = total
     end)
     if o.watch then o.watch(round, losses[round]) end
   end

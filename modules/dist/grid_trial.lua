@@ -28,41 +28,59 @@ function Shared:forward(x, ...)
   return functional.summed(self.group, self.inner(functional.copied(self.group, x), ...))
 end
 
-local function take_part(layer, dim, group)
+local function take_part(who, layer, dim, parts, place)
   local n = layer.weight.shape[dim + 1]
-  if n % group.size ~= 0 then
-    arguments.fail("dist.grid_trial: tensor: expected a divisor of %d, got %d", n, group.size)
-  end
-  local part = layer.weight:detach():narrow(dim, n // group.size * group.rank, n // group.size):clone()
+  if n % parts ~= 0 then arguments.fail("%s: tensor: expected a divisor of %d, got %d", who, n, parts) end
+  local part = layer.weight:detach():narrow(dim, n // parts * place, n // parts):clone()
   surgery.exchange(layer, "weight", part:contiguous():requires_grad_())
 end
 
---- Divides the attention and the feed-forward networks of a Llama over a group, in place. Shoeybi et al. 2019,
--- "Megatron-LM". The embedding and the norms are whole everywhere.
+local function check_group(who, group)
+  if getmetatable(group) ~= require "tycho.dist.group" then
+    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
+  end
+end
+
+--- Divides the attention and the feed-forward network of a decoder's layer over a group, in place. Shoeybi et al. 2019,
+-- "Megatron-LM". Its norms are whole everywhere.
+---@param layer Module  with self_attn and mlp as a Llama's
+---@param group RankGroup  whose sums it has
+---@param parts? integer   in which matrices are cut (as many as the group has ranks)
+---@param place? integer   the rank's own part, from 0 (its rank)
+function M.divide_layer(layer, group, parts, place)
+  local who = "dist.grid_trial.divide_layer"
+  arguments.expect(who, "layer", layer, "a module")
+  check_group(who, group)
+  parts, place = parts or group.size, place or group.rank
+  arguments.expect(who, "parts", parts, "an integer >= 1")
+  arguments.expect(who, "place", place, "an integer >= 0")
+  if parts == 1 then return end
+  local attention, mlp = layer.self_attn, layer.mlp
+  if not arguments.is_module(attention) or not attention.q_proj or not mlp or not mlp.gate_proj then
+    arguments.fail("%s: layer: expected one of a Llama, got %s", who, arguments.describe(layer))
+  end
+  for _, name in ipairs { "heads", "kv_heads" } do
+    if attention[name] % parts ~= 0 then
+      arguments.fail("%s: layer: expected a multiple of %d %s, got %d", who, parts, name, attention[name])
+    end
+    attention[name] = attention[name] // parts
+  end
+  for _, name in ipairs { "q_proj", "k_proj", "v_proj" } do take_part(who, attention[name], 0, parts, place) end
+  take_part(who, attention.o_proj, 1, parts, place)
+  take_part(who, mlp.gate_proj, 0, parts, place)
+  take_part(who, mlp.up_proj, 0, parts, place)
+  take_part(who, mlp.down_proj, 1, parts, place)
+  layer.self_attn, layer.mlp = Shared(group, attention), Shared(group, mlp)
+end
+
+--- Divides all layers of a Llama over a group, in place. The embedding and the norms are whole everywhere.
 ---@param model LanguageModel
 ---@param group RankGroup
 function M.divide(model, group)
   local who = "dist.grid_trial.divide"
   arguments.expect(who, "model", model, "a module")
-  if getmetatable(group) ~= require "tycho.dist.group" then
-    arguments.fail("%s: group: expected a group, got %s", who, arguments.describe(group))
-  end
-  if group.size == 1 then return end
-  for _, layer in ipairs(model.model.layers) do
-    local attention, mlp = layer.self_attn, layer.mlp
-    for _, name in ipairs { "heads", "kv_heads" } do
-      if attention[name] % group.size ~= 0 then
-        arguments.fail("%s: model: expected a multiple of %d %s, got %d", who, group.size, name, attention[name])
-      end
-      attention[name] = attention[name] // group.size
-    end
-    for _, name in ipairs { "q_proj", "k_proj", "v_proj" } do take_part(attention[name], 0, group) end
-    take_part(attention.o_proj, 1, group)
-    take_part(mlp.gate_proj, 0, group)
-    take_part(mlp.up_proj, 0, group)
-    take_part(mlp.down_proj, 1, group)
-    layer.self_attn, layer.mlp = Shared(group, attention), Shared(group, mlp)
-  end
+  check_group(who, group)
+  for _, layer in ipairs(model.model.layers) do M.divide_layer(layer, group) end
 end
 
 -- ---- training ----

@@ -14,12 +14,18 @@
 --     buckets             gradients of a model in a few flat tensors, and their mean over ranks
 --     global, boxing      tensors of all ranks, and their forms: split, broadcast, partial
 --     zero                ranks divide moments, gradients, parameters of a model (zero.lua)
+--     layerwise           layers that are each divided in a way of their own (layerwise.lua)
+--     layer_plans         which way for each layer is the fastest that fits (layer_plans.lua)
+--     layer_trial         what layers take, and steps by such plans, for recipes
 --     low_bandwidth       the same over links of three kinds, with few bits (low_bandwidth.lua)
 --     onebit_adam         Adam that exchanges signs (onebit_adam.lua), by sign_mean
 --     tensor_parallel     matrices of a transformer over ranks
 --     ladder_residual     layers that compute while sums over ranks are on their way
 --     vocabulary          embeddings and cross entropy over words of which each rank has some
 --     pipeline, schedule  layers divided over ranks, through which micro-batches go, and in which order (pipeline.lua)
+--     costs               what training a transformer costs, by formulas: operations, bytes, collectives (costs.lua)
+--     placement           which machines have which stages where their networks differ (placement.lua)
+--     plans, published    what a step takes by a plan of parallelism, the fastest that fits; steps that others measured
 --     grid                groups for tensor, pipeline and data parallelism at once
 --     grid_trial          training on such a grid, for recipes
 --     pipeline_trial      what a pipeline takes, for recipes
@@ -56,6 +62,7 @@ return require "tycho.lazy" ({
   buckets = require("tycho.dist.gradients").buckets,
 }, {
   boxing = "tycho.dist.boxing",
+  costs = "tycho.dist.costs",
   CO2 = { "tycho.dist.co2", "CO2" },
   decoding = "tycho.dist.decoding",
   DiLoCo = { "tycho.dist.local_updates", "DiLoCo" },
@@ -64,6 +71,9 @@ return require "tycho.lazy" ({
   grid_trial = "tycho.dist.grid_trial",
   inference = "tycho.dist.inference",
   ladder_residual = "tycho.dist.ladder",
+  layer_plans = "tycho.dist.layer_plans",
+  layer_trial = "tycho.dist.layer_trial",
+  layerwise = "tycho.dist.layerwise",
   local_training = "tycho.dist.local_training",
   local_updates = "tycho.dist.local_updates",
   low_bandwidth = { "tycho.dist.low_bandwidth", "new" },
@@ -77,6 +87,9 @@ return require "tycho.lazy" ({
   pipeline_trial = "tycho.dist.pipeline_trial",
   ring_attention = { "tycho.dist.sequence_parallel", "attention" },
   schedule = "tycho.dist.schedule",
+  placement = "tycho.dist.placement",
+  plans = "tycho.dist.plans",
+  published = "tycho.dist.published",
   sequence_parallel = { "tycho.dist.sequence_parallel", "split" },
   sign_mean = { "tycho.dist.sign_mean", "new" },
   tensor_parallel = "tycho.dist.tensor_parallel",

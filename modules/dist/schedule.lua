@@ -115,10 +115,27 @@ end
 ---@return boolean
 function M.is_schedule(value) return getmetatable(value) == Schedule end
 
---- What a schedule would take on ranks that compute alike, with messages that take no time. `forward` and `backward`:
--- what a rank takes for a micro-batch through all its chunks. Raises an error where ranks wait for each other.
+local SECONDS = "a finite number >= 0 or a list of finite numbers >= 0"
+
+-- A number for each rank.
+local function by_rank(who, name, value, ranks)
+  if type(value) == "number" then
+    local list = {}
+    for rank = 1, ranks do list[rank] = value end
+    return list
+  end
+  if #value ~= ranks then
+    arguments.fail("%s: %s: expected a number, or one for each of %d ranks, got %d", who, name, ranks, #value)
+  end
+  return value
+end
+
+--- What a schedule would take. `forward` and `backward`: what a rank takes for a micro-batch through all its chunks, a
+-- number for all or a list by rank; `message`: until what a rank has computed is at the next one, or on the way back at
+-- the one before, a number or a list by the rank that is nearer to the beginning (of the last one: to the first). The
+-- rank goes on meanwhile. Raises an error where ranks wait for each other.
 ---@param schedule PipelineSchedule
----@param options? { forward?: number, backward?: number }  1 and 2
+---@param options? { forward?: number|number[], backward?: number|number[], message?: number|number[] }  1, 2 and 0
 ---@return { seconds: number, busy: number[], in_flight: integer[], rows: table[][] }  until all have ended; by rank:
 -- how long it is busy, the most of its stages' micro-batches that were forwards and not yet backwards, and events
 -- { name, from, to }
@@ -127,9 +144,10 @@ function M.simulate(schedule, options)
   if not M.is_schedule(schedule) then
     arguments.fail("%s: schedule: expected a schedule, got %s", who, arguments.describe(schedule))
   end
-  local o = arguments.read(who, options, { forward = 1.0, backward = 2.0 },
-    { forward = "a finite number >= 0", backward = "a finite number >= 0" })
+  local o = arguments.read(who, options, { forward = 1.0, backward = 2.0, message = 0.0 },
+    { forward = SECONDS, backward = SECONDS, message = SECONDS })
   local ranks, chunks = schedule.ranks, schedule.chunks
+  for name, value in pairs(o) do o[name] = by_rank(who, name, value, ranks) end
   local last = ranks * chunks - 1
   local done = { forward = {}, backward = {} } -- by kind and stage * micro_batches + micro: when
   local out = { seconds = 0, busy = {}, in_flight = {}, rows = {} }
@@ -148,11 +166,12 @@ function M.simulate(schedule, options)
       local stage = action.chunk * ranks + rank - 1
       local function of(kind, s) return done[kind][s * schedule.micro_batches + action.micro] end
       local ready = 0
-      if forward and stage > 0 then ready = of("forward", stage - 1)
-      elseif stage < last and not forward then ready = of("backward", stage + 1) end
+      local before = forward and stage > 0 and stage - 1 or not forward and stage < last and stage + 1
+      if before then ready = of(action.kind, before) end
       if not ready or not forward and not of("forward", stage) then return moved end
+      if before then ready = ready + o.message[math.min(before, stage) % ranks + 1] end
       local from = math.max(clock[rank], ready)
-      local seconds = (forward and o.forward or o.backward) / chunks
+      local seconds = (forward and o.forward or o.backward)[rank] / chunks
       clock[rank] = from + seconds
       done[action.kind][stage * schedule.micro_batches + action.micro] = clock[rank]
       out.busy[rank] = out.busy[rank] + seconds
@@ -183,8 +202,14 @@ end
 ---@param action PipelineAction
 ---@return string
 function M.label(schedule, action)
-  arguments.expect("dist.schedule.label", "schedule", schedule, "a table")
-  arguments.expect("dist.schedule.label", "action", action, "a table")
+  local who = "dist.schedule.label"
+  if not M.is_schedule(schedule) then
+    arguments.fail("%s: schedule: expected a schedule, got %s", who, arguments.describe(schedule))
+  end
+  arguments.expect(who, "action", action, "a table")
+  arguments.expect(who, "action.kind", action.kind, "a string")
+  arguments.expect(who, "action.micro", action.micro, "an integer")
+  arguments.expect(who, "action.chunk", action.chunk, "an integer")
   if schedule.chunks == 1 then return ("%s %d"):format(action.kind, action.micro) end
   return ("%s %d %d"):format(action.kind, action.micro, action.chunk)
 end

@@ -48,6 +48,7 @@ return require "tycho.lazy" ({}, {
   FluxTransformer2DModel = "tycho.models.flux", MobileNetV2 = "tycho.models.mobilenet",
   PixArtTransformer2DModel = "tycho.models.pixart", ResNet = "tycho.models.resnet",
   ConvNet = "tycho.models.conv_net", LongConv = "tycho.models.long_conv",
+  HashField = "tycho.models.hash_field", FourierField = "tycho.models.fourier_field",
   ESPCN = { "tycho.models.espcn", "ESPCN" }, SRCNN = { "tycho.models.espcn", "SRCNN" },
   ResNet1d = "tycho.models.resnet1d", ResNet3d = "tycho.models.resnet3d",
   SD3Transformer2DModel = "tycho.models.sd3",

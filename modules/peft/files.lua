@@ -1,6 +1,7 @@
 --- Adapters in files: a folder with adapter_config.json and adapter_model.safetensors, as the Python library peft has
 -- it; single files of diffusers and of kohya's scripts are read too.
 local ty = require "tycho"
+local arguments = require "tycho.arguments"
 local base = require "tycho.nn.module"
 local adapter = require "tycho.peft.adapter"
 local layers = require "tycho.peft.layers"
@@ -263,14 +264,16 @@ local function any_below(whole, name)
   return false
 end
 
-local function load(model, path, o)
+-- What a folder or a file has for a model, checked: config, parts and specs by name, whole, order and modules; or
+-- config and state alone where it is trained vectors.
+local function match(model, path, o)
   adapter.check_dtype("dtype", o.dtype)
   if o.alpha ~= nil and type(o.alpha) ~= "number" then error("alpha must be a number", 0) end
   local state, config = read(path)
   local problems, specs, order = {}, {}, {}
   if not nn.is_module(model) then error("model: expected a module, got " .. type(model), 0) end
   if rawget(model, "_adapter") then error("the model has an adapter already; peft.remove takes it away", 0) end
-  if config and config.prompt then return prompts.load(model, config.prompt, state, o) end
+  if config and config.prompt then return { config = config, state = state } end
   local parts, whole, all, modules = sort(model, state, problems)
   local prefix = model.published_prefix or ""
   for _, name in ipairs(all) do
@@ -302,6 +305,14 @@ local function load(model, path, o)
     error("the adapter does not fit the model\n  " .. table.concat(problems, "\n  ", 1, math.min(20, #problems))
       .. more, 0)
   end
+  return { config = config, parts = parts, specs = specs, whole = whole, order = order, modules = modules }
+end
+
+local function load(model, path, o)
+  local found = match(model, path, o)
+  local config, parts, specs, whole, order = found.config, found.parts, found.specs, found.whole, found.order
+  if config and config.prompt then return prompts.load(model, config.prompt, found.state, o) end
+  local modules = found.modules
   config = config or { rank = specs[order[1]].rank, alpha = specs[order[1]].alpha, dropout = 0, rslora = false,
     dora = specs[order[1]].dora, bias = "none" }
   local record = adapter.begin("peft.load", model, config)
@@ -340,8 +351,40 @@ end
 function M.load(model, path, options)
   local o = nn.options("peft.load", options, { train = false, dtype = "f32", alpha = nn.none })
   local ok, message = pcall(load, model, path, o)
-  if not ok then require("tycho.arguments").raise(message, ("peft.load: %s: "):format(tostring(path))) end
+  if not ok then arguments.raise(message, ("peft.load: %s: "):format(tostring(path))) end
   return model
+end
+
+local function read_pairs(model, path)
+  local found = match(model, path, { dtype = "f32" })
+  local way = found.config and (found.config.prompt and "trained vectors" or found.config.way and found.config.way.name)
+  if way then error("expected low-rank matrices alone, got " .. way, 0) end
+  if next(found.whole) then
+    error("expected low-rank matrices alone, got the parameter " .. next(found.whole) .. " besides", 0)
+  end
+  local list = {}
+  for i, name in ipairs(found.order) do
+    local spec, part = found.specs[name], found.parts[name]
+    if spec.way or spec.dora or layers.kind(found.modules[name]) ~= "linear" then
+      error(("%s: expected plain LoRA on linear layers, got %s"):format(name, spec.way and spec.way.name
+        or spec.dora and "DoRA" or "a layer of another kind"), 0)
+    end
+    list[i] = { name = name, a = part.a, b = part.b, scale = spec.scale }
+  end
+  return list
+end
+
+--- What peft.load would give a model, without giving it: for each module { name, a [rank, inputs], b [outputs, rank],
+-- scale }, in the model's order. Plain LoRA on linear layers alone.
+---@param model Module
+---@param path string
+---@return {name: string, a: Tensor, b: Tensor, scale: number}[]
+function M.read(model, path)
+  arguments.expect("peft.read", "model", model, "a module")
+  arguments.expect("peft.read", "path", path, "a string")
+  local ok, list = pcall(read_pairs, model, path)
+  if not ok then arguments.raise(list, ("peft.read: %s: "):format(path)) end
+  return list
 end
 
 return M

@@ -47,6 +47,7 @@ return require "tycho.lazy" ({
   unmerge = merging.unmerge,
   save = files.save,
   load = files.load,
+  read = files.read,
   eora = require "tycho.peft.eora",
   lamda = require "tycho.peft.lamda",
   loram = require "tycho.peft.loram",

@@ -42,11 +42,12 @@ function Request:wait()
   return self.tokens
 end
 
---- Requests to a model, those that run and those that wait.
+--- A model, its requests and the pages of their keys and values.
 ---@class ServeEngine
 ---@field model LanguageModel
 ---@field tokenizer? table
 ---@field cache PackedCache
+---@field adapters? ServeAdapters
 local Engine = {}
 Engine.__index = Engine
 
@@ -72,16 +73,16 @@ function Engine.new(model, options)
   end
   local cache = llm.PackedCache.new(plain.layers, { page = o.page, most = math.max(1, o.room // o.page),
     dtype = o.dtype })
-  return setmetatable({ model = model:eval(), tokenizer = o.tokenizer, cache = cache, pool = cache.pool,
-    most_requests = o.requests, most_tokens = o.batch, prefixes = o.prefixes and Prefixes.new(cache.pool) or nil,
-    within = o.within, timing = o.timing, running = {}, waiting = {}, numbers = 0,
+  return setmetatable({ model = model:eval(), device = model:device(), tokenizer = o.tokenizer, cache = cache,
+    pool = cache.pool, most_requests = o.requests, most_tokens = o.batch,
+    prefixes = o.prefixes and Prefixes.new(cache.pool) or nil, within = o.within, timing = o.timing,
+    running = {}, waiting = {}, numbers = 0,
     counts = { steps = 0, tokens = 0, computed = 0, shared = 0, preempted = 0 } }, Engine)
 end
 
 -- ---- requests ----
 
-local function check_prompt(self, tokens)
-  local who = "serve.submit"
+local function check_prompt(self, who, tokens)
   if ty.is_tensor(tokens) then tokens = tokens:flatten():tolist() end
   arguments.expect(who, "tokens", tokens, "a list")
   if #tokens == 0 then arguments.fail("%s: tokens: expected at least one, got none", who) end
@@ -104,36 +105,55 @@ local function stops(self, given)
   return set
 end
 
---- Asks for what follows `tokens`. options: count (the most new tokens, 16), those of tycho.llm.sampling (temperature,
--- 0 by default: the most likely token; top_k, top_p, min_p, repetition_penalty), seed (0: of its own stream of random
--- numbers), stop_tokens (one or a list; nil: those of the model; false: none), logprobs (false), on_token(request,
--- token), on_end(request, reason), and whatever a method that is added to the engine reads from request.options.
----@param tokens integer[]|Tensor
----@param options? table
----@return ServeRequest
-function Engine:submit(tokens, options)
-  local prompt = check_prompt(self, tokens)
-  local o = arguments.read("serve.submit", options, { count = 16, temperature = 0, top_k = 0, top_p = 1, min_p = 0,
+-- A request, not yet waiting.
+local function new_request(self, who, tokens, options)
+  local prompt = check_prompt(self, who, tokens)
+  local o = arguments.read(who, options, { count = 16, temperature = 0, top_k = 0, top_p = 1, min_p = 0,
     repetition_penalty = 1, seed = 0, stop_tokens = none, logprobs = false, on_token = none, on_end = none,
     adapter = none },
     { count = "an integer >= 1", seed = "an integer", stop_tokens = "an integer or a list of integers or a boolean",
       logprobs = "a boolean", on_token = "a function", on_end = "a function", adapter = "a string" })
-  sampling.check("serve.submit", o)
+  sampling.check(who, o)
   local longest, context = #prompt + o.count, self.model.context
   if context and longest > context then
-    arguments.fail("serve.submit: tokens: expected at most %d with the %d that are asked for, as the model sees %d, "
+    arguments.fail(who .. ": tokens: expected at most %d with the %d that are asked for, as the model sees %d, "
       .. "got %d", context - o.count, o.count, context, #prompt)
   end
   local room = self.pool.most * self.pool.page
+  if o.adapter then
+    if not self.adapters then
+      arguments.fail("%s: adapter: expected nil, as the engine has none (serve.adapters), got %s", who,
+        arguments.describe(o.adapter))
+    end
+    room = room - self.adapters:pages_of(who, o.adapter) * self.pool.page
+  end
   if longest > room then
-    arguments.fail("serve.submit: tokens: expected at most %d with the %d that are asked for, as the engine has room "
-      .. "for %d, got %d", room - o.count, o.count, room, #prompt)
+    arguments.fail(who .. ": tokens: expected at most %d with the %d that are asked for, as the engine has room "
+      .. "for %d%s, got %d", room - o.count, o.count, room, o.adapter and " beside the adapter" or "", #prompt)
   end
   self.numbers = self.numbers + 1
-  local request = setmetatable({ engine = self, number = self.numbers, prompt = prompt, tokens = {}, options = o,
+  return setmetatable({ engine = self, number = self.numbers, prompt = prompt, tokens = {}, options = o,
     seed = o.seed, count = o.count, stops = stops(self, o.stop_tokens), logprobs = o.logprobs and {} or nil }, Request)
+end
+
+--- Asks for what follows `tokens`. options: count (the most new tokens, 16), those of tycho.llm.sampling (temperature,
+-- 0 by default: the most likely token; top_k, top_p, min_p, repetition_penalty), seed (0: of its own stream of random
+-- numbers), stop_tokens (one or a list; nil: those of the model; false: none), logprobs (false), on_token(request,
+-- token), on_end(request, reason), adapter (the name of one of those of tycho.serve.adapters).
+---@param tokens integer[]|Tensor
+---@param options? table
+---@return ServeRequest
+function Engine:submit(tokens, options)
+  local request = new_request(self, "serve.submit", tokens, options)
   table.insert(self.waiting, request)
   return request
+end
+
+-- Gives back the pages of a request, which may begin again later.
+local function withdraw(self, request)
+  self.cache:release(request.sequence)
+  request.sequence, request.node, request.kept = nil, nil, nil
+  if self.adapters then self.adapters:drop(request) end
 end
 
 -- Token number i of what a request has so far, prompt included.
@@ -148,12 +168,6 @@ local function known(request) return #request.prompt + #request.tokens end
 local function text_of(request)
   local all = table.move(request.prompt, 1, #request.prompt, 1, {})
   return table.move(request.tokens, 1, #request.tokens, #all + 1, all)
-end
-
--- Gives back the pages of a request, which may begin again later.
-local function withdraw(self, request)
-  self.cache:release(request.sequence)
-  request.sequence, request.node, request.kept = nil, nil, nil
 end
 
 local function remove(list, what)
@@ -175,17 +189,34 @@ end
 
 -- ---- the pages ----
 
+-- Frees up to `count` pages that no request needs now: those of adapters, which come back sooner, then of beginnings.
+local function evict(self, count)
+  local freed = self.adapters and self.adapters:evict(count) or 0
+  if freed < count and self.prefixes then freed = freed + self.prefixes:evict(count - freed) end
+  return freed
+end
+
 -- Begins, or begins again, with the pages that are there already. False, and nothing done, where the pages for the rest
 -- of what is known are lacking: of those that run none gives its pages up for one that begins.
 local function admit(self, request)
   local pages
-  if self.prefixes then pages, request.node = self.prefixes:find(text_of(request)) end
+  if self.prefixes then pages, request.node = self.prefixes:find(text_of(request), request.options.adapter) end
   request.sequence = self.cache:sequence(pages)
   request.kept = #request.sequence.pages
-  local needed = (known(request) + self.pool.page - 1) // self.pool.page - request.kept - self.pool:room()
-  if needed > 0 and (not self.prefixes or self.prefixes:evict(needed) < needed) then
+  local needed = (known(request) + self.pool.page - 1) // self.pool.page - request.kept
+  if self.adapters then needed = needed + self.adapters:hold(request) end
+  local missing = needed - self.pool:room()
+  if missing > 0 and evict(self, missing) < missing then
     withdraw(self, request)
     return false
+  end
+  if self.adapters then
+    local ok, problem = pcall(self.adapters.fetch, self.adapters, request)
+    if not ok then
+      request.error = tostring(problem)
+      self:finish(request, "failed")
+      return false
+    end
   end
   self.counts.shared = self.counts.shared + request.sequence.length
   return true
@@ -206,8 +237,7 @@ local function reserve(self, request, count)
   while not self.cache:reserve(request.sequence, count) do
     local missing = (request.sequence.length + count + self.pool.page - 1) // self.pool.page
       - #request.sequence.pages - self.pool:room()
-    local freed = self.prefixes and self.prefixes:evict(missing) or 0
-    if freed < missing and preempt(self) == request then return false end
+    if evict(self, missing) < missing and preempt(self) == request then return false end
   end
   return true
 end
@@ -222,6 +252,45 @@ local function remember(self, request)
     request.kept = request.kept + 1
     request.node = self.prefixes:add(request.node, all, first, sequence.pages[request.kept])
   end
+end
+
+--- Takes over a request whose prompt another engine has computed. tokens: those that have come so far, one at least;
+-- options as submit() has them; fill(cache, sequence, count) puts the keys and values of the first `count` tokens, all
+-- but the last, into the pages of a sequence: PackedCache:import(). Returns nil, and nothing is taken, while there is
+-- no room.
+---@param prompt integer[]|Tensor
+---@param tokens integer[]
+---@param options table?
+---@param fill fun(cache: PackedCache, sequence: PackedSequence, count: integer)
+---@return ServeRequest?
+function Engine:adopt(prompt, tokens, options, fill)
+  local who = "serve.adopt"
+  arguments.expect(who, "tokens", tokens, "a list of integers")
+  if #tokens == 0 then arguments.fail("%s: tokens: expected at least one, got none", who) end
+  arguments.expect(who, "fill", fill, "a function")
+  if type(options) == "table" and options.adapter ~= nil then
+    arguments.fail("%s: adapter: expected nil, as keys and values come without one, got %s", who,
+      arguments.describe(options.adapter))
+  end
+  if #self.running >= self.most_requests then return nil end
+  local request = new_request(self, who, prompt, options)
+  table.move(tokens, 1, #tokens, 1, request.tokens)
+  request.sequence, request.kept = self.cache:sequence(), 0
+  request.node = self.prefixes and self.prefixes:root()
+  local count = #request.prompt + #tokens - 1
+  local missing = (count + self.pool.page - 1) // self.pool.page - self.pool:room()
+  if missing > 0 then evict(self, missing) end
+  if not self.cache:reserve(request.sequence, count) then return nil end
+  local ok, problem = pcall(ty.no_grad, ty.scope, fill, self.cache, request.sequence, count)
+  if not ok then
+    withdraw(self, request)
+    error(problem, 0)
+  end
+  self.cache:extend(request.sequence, count)
+  table.insert(self.running, request)
+  if request.stops[tokens[#tokens]] then self:finish(request, "stop")
+  elseif #tokens >= request.count then self:finish(request, "length") end
+  return request
 end
 
 -- ---- the steps ----
@@ -244,8 +313,11 @@ local function plan(self)
     end
   end
   while left > 0 and #self.waiting > 0 and #self.running < self.most_requests
-    and self.counts.preempted == preempted and admit(self, self.waiting[1]) do
-    local request = table.remove(self.waiting, 1)
+    and self.counts.preempted == preempted do
+    local at = self.adapters and self.adapters:turn(self.waiting) or 1
+    local request = self.waiting[at]
+    if not request or not admit(self, request) then break end
+    table.remove(self.waiting, at)
     table.insert(self.running, request)
     local count = math.min(known(request) - request.sequence.length, left)
     self.cache:reserve(request.sequence, count)
@@ -255,6 +327,7 @@ local function plan(self)
   for _, request in ipairs(self.running) do
     if counts[request] then list[#list + 1] = request end
   end
+  if self.adapters then list = self.adapters:arrange(list) end
   return list, counts
 end
 
@@ -270,7 +343,7 @@ local function compute(self, list, counts)
       ready[#ready + 1], places[#places + 1] = request, #tokens - 1
     end
   end
-  local model, device = self.model, self.model:device()
+  local model, device = self.model, self.device
   if self.before then self.before(list, numbers) end
   if self.timing then self.timing(#tokens, false) end
   self.cache:begin(sequences, numbers, device)
@@ -303,6 +376,7 @@ end
 function Engine:step()
   if #self.running == 0 and #self.waiting == 0 then return false end
   local list, counts = plan(self)
+  if #list == 0 then return #self.running > 0 or #self.waiting > 0 end
   local ok, problem = pcall(ty.no_grad, function()
     return ty.scope(function()
       local logits, ready = compute(self, list, counts)
@@ -321,6 +395,7 @@ function Engine:step()
       end
     end)
   end)
+  if self.adapters then self.adapters.step = nil end
   if not ok then
     for _, request in ipairs(list) do
       request.error = tostring(problem)

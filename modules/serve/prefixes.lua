@@ -12,7 +12,7 @@ Prefixes.__index = Prefixes
 ---@param pool PagePool
 ---@return Prefixes
 function Prefixes.new(pool)
-  return setmetatable({ pool = pool, root = { children = {} }, clock = 0, count = 0 }, Prefixes)
+  return setmetatable({ pool = pool, roots = {}, clock = 0, count = 0 }, Prefixes)
 end
 
 -- Tokens [first, first + page) of a list, as a key.
@@ -23,12 +23,26 @@ function Prefixes:touch(node)
   node.used = self.clock
 end
 
+--- Where the beginnings of a kind begin: keys and values of the same tokens that are not the same, those under an
+-- adapter, have trees of their own.
+---@param kind? string
+---@return table node
+function Prefixes:root(kind)
+  local root = self.roots[kind or false]
+  if not root then
+    root = { children = {} }
+    self.roots[kind or false] = root
+  end
+  return root
+end
+
 --- The pages that hold the longest beginning of `tokens`, but for the last token at least, which is to be computed.
 ---@param tokens integer[]
+---@param kind? string
 ---@return integer[] pages
 ---@return table node  where the beginning ends, for add()
-function Prefixes:find(tokens)
-  local page, node, pages = self.pool.page, self.root, {}
+function Prefixes:find(tokens, kind)
+  local page, node, pages = self.pool.page, self:root(kind), {}
   for first = 1, #tokens - page, page do
     local next_node = node.children[key_of(tokens, first, page)]
     if not next_node then break end
@@ -73,13 +87,27 @@ function Prefixes:evict(count)
         elseif alone and (not oldest or child.used < oldest.used) then oldest = child end
       end
     end
-    visit(self.root)
+    for _, root in pairs(self.roots) do visit(root) end
     if not oldest then break end
     oldest.parent.children[oldest.key] = nil
     self.pool:release(oldest.page)
     self.count, freed = self.count - 1, freed + 1
   end
   return freed
+end
+
+--- Gives back all pages of a kind, of which no request runs.
+---@param kind? string
+function Prefixes:forget(kind)
+  local function visit(node)
+    for _, child in pairs(node.children) do
+      visit(child)
+      self.pool:release(child.page)
+      self.count = self.count - 1
+    end
+  end
+  if self.roots[kind or false] then visit(self.roots[kind or false]) end
+  self.roots[kind or false] = nil
 end
 
 return Prefixes

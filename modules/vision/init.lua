@@ -23,6 +23,8 @@ return require "tycho.lazy" ({
   multigrid = require "tycho.vision.multigrid",
   sub_batch_norm = require "tycho.vision.sub_batch_norm",
   boxes = require "tycho.vision.boxes",
+  fields = require "tycho.vision.fields",
+  field_trials = require "tycho.vision.field_trials",
   track = require "tycho.vision.track",
   super_resolution = require "tycho.vision.super_resolution",
   mean_average_precision = precision.mean_average_precision,

@@ -11,6 +11,8 @@
 -- Means of features are a maximum mean discrepancy with a linear kernel, as distribution matching has it. Beside it
 -- characteristic functions at frequencies from a normal distribution, which nobody learns. Bytes are those of a round,
 -- and of a gradient of trajectory matching for the same pictures, 50 in each of its steps.
+-- Classes are gone through one by one. With pictures this small, frequencies that a network learns are about as good as
+-- ones drawn from the normal distribution.
 local ty = require "tycho"
 local curation, datasets, models = require "tycho.curation", require "tycho.datasets", require "tycho.models"
 local condensed, condensing, matching = curation.condensed, curation.condensing, curation.matching
@@ -18,7 +20,7 @@ local trajectory = curation.trajectory
 
 local r = ty.recipe.declare {
   seeds = 3,
-  args = table.move(condensing.arguments, 1, #condensing.arguments, 6, {
+  args = table.move(condensing.arguments, 1, #condensing.arguments, 5, {
     { "rounds", 200, "of distilling", quick = 2 },
     { "real", 64, "real digits of a class in a round", quick = 4 },
     { "frequencies", 512, "of a round", quick = 8 },
@@ -97,8 +99,7 @@ for i, seed in ipairs(r.seeds) do
   end
 end
 r:say("bytes: %s", ty.io.json_encode(bytes))
-condensing.sheet(sheet):save(r:picture "ncfm.png")
-r.metrics.rows_of_the_picture = names
+condensing.sheet(sheet, names):save(r:picture "ncfm.png")
 
 local function above(each, than)
   return ty.stats.differences(found[("learnt frequencies, %d a class"):format(each)],

@@ -98,4 +98,7 @@ bool ty_comm_send(ty_comm *c, const ty_tensor *x, int to, int64_t tag);
 /* Waits for a message; NULL after ty_fail(). */
 ty_tensor *ty_comm_receive(ty_comm *c, int from, int64_t tag);
 
+/* Seconds of a collective over `bytes`, all that a rank has of x or, of an all-gather, gets: by the rings of cost.c. */
+double ty_collective_seconds(ty_comm_kind kind, ty_link link, int n, int64_t bytes);
+
 #endif

@@ -33,8 +33,6 @@ int64_t ty_collective_bytes(const ty_collective *what);
 /* The slowest of the links between ranks of the world that follow each other in a ring. */
 ty_link ty_ring_link(const ty_network *network, const int *members, int n);
 ty_link ty_link_between(const ty_network *network, int a, int b);
-/* Seconds of a collective over `bytes`, all that a rank has of x or, of an all-gather, gets. */
-double ty_collective_seconds(ty_comm_kind kind, ty_link link, int n, int64_t bytes);
 /* Bytes that the rank sends of these, and how many of them leave its machine. */
 int64_t ty_collective_sent(const ty_network *network, ty_comm_kind kind, const int *members, int n, int rank,
                            int64_t bytes, int64_t *crossed);

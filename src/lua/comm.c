@@ -210,6 +210,17 @@ static int reset_memory(lua_State *L) {
   return 0;
 }
 
+/* seconds(kind, ranks, bytes, latency, bandwidth): what ranks' clocks say of a collective over links of one kind, or of
+ * a message */
+static int seconds(lua_State *L) {
+  ty_comm_kind kind = (ty_comm_kind)find_name(L, 1, ty_comm_names, TY_COMM_KINDS, "a collective or a message");
+  lua_Integer ranks = ty_lua_check_integer(L, 2), bytes = ty_lua_check_integer(L, 3);
+  ty_link link = { ty_lua_check_number(L, 4), ty_lua_check_number(L, 5) };
+  if (ranks < 1 || ranks > 1 << 20) return ty_lua_refuse(L, 2, "1 to 2^20 ranks");
+  lua_pushnumber(L, ty_collective_seconds(kind, link, (int)ranks, bytes));
+  return 1;
+}
+
 /* limit_memory(bytes): no more than these for this thread; 0: no limit */
 static int limit_memory(lua_State *L) {
   lua_Integer bytes = ty_lua_check_integer(L, 1);
@@ -228,6 +239,7 @@ int ty_lua_open_comm(lua_State *L) {
                                       { "memory", thread_memory },
                                       { "reset_memory", reset_memory },
                                       { "limit_memory", limit_memory },
+                                      { "seconds", seconds },
                                       { NULL, NULL } }));
   luaL_newlib(L, ((const luaL_Reg[]){ { "rank", comm_rank },
                                       { "size", comm_size },

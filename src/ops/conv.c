@@ -107,16 +107,37 @@ bool fwd_conv2d(ty_call *c) {
   return ty_launch(c, (ty_tensor *[]){ x, weight, bias, residual }, 4, &p);
 }
 
+/* The gradients of x and weight, by whatever way they were multiplied. */
+static void gradients(ty_vjp *c, ty_tensor *x, ty_tensor *weight, ty_ints stride, ty_ints padding, ty_ints dilation,
+                      int64_t groups) {
+  ty_tensor *g = c->g[0];
+  if (c->need[0]) c->dx[0] = ty_conv2d_backward_input(g, weight, ty_vjp_size(c, 0), stride, padding, dilation, groups);
+  if (c->need[1]) c->dx[1] = ty_conv2d_backward_weight(g, x, ty_vjp_size(c, 1), stride, padding, dilation, groups);
+  if (c->need[2]) c->dx[2] = ty_sum(g, TY_INTS(0, 2, 3), false, TY_DTYPE_DEFAULT);
+}
+
 bool vjp_conv2d(ty_vjp *c) {
   const ty_conv2d_args *a = TY_ARGS(conv2d, c);
-  ty_tensor *g = c->g[0];
-  ty_ints stride = a->stride.is, padding = a->padding.is, dilation = a->dilation.is;
-  if (c->need[0])
-    c->dx[0] = ty_conv2d_backward_input(g, a->weight.t, ty_vjp_size(c, 0), stride, padding, dilation, a->groups.i);
-  if (c->need[1])
-    c->dx[1] = ty_conv2d_backward_weight(g, a->x.t, ty_vjp_size(c, 1), stride, padding, dilation, a->groups.i);
-  if (c->need[2]) c->dx[2] = ty_sum(g, TY_INTS(0, 2, 3), false, TY_DTYPE_DEFAULT);
-  if (c->need[3]) c->dx[3] = g;
+  gradients(c, a->x.t, a->weight.t, a->stride.is, a->padding.is, a->dilation.is, a->groups.i);
+  if (c->need[3]) c->dx[3] = c->g[0];
+  return true;
+}
+
+bool fwd_conv2d_im2win(ty_call *c) {
+  ty_p_conv p = { .groups = 1 };
+  ty_tensor *x, *weight, *bias = c->arg[2].t;
+  ty_dtype dtype;
+  int64_t size[4];
+  if (!take_pair(c, "[n, c, h, w]", "[out, c/groups, kh, kw]", &x, &weight, &dtype) || !read_options(c, 3, &p) ||
+      !result_size(c, x->v.size, weight->v.size, &p, size) || !check_bias(c, 2, weight->v.size[0]) ||
+      !ty_out(c, 0, ty_device_of(x), dtype, 4, size) || (bias && !(bias = ty_to(bias, dtype))))
+    return false;
+  return ty_launch(c, (ty_tensor *[]){ x, weight, bias }, 3, &p);
+}
+
+bool vjp_conv2d_im2win(ty_vjp *c) {
+  const ty_conv2d_im2win_args *a = TY_ARGS(conv2d_im2win, c);
+  gradients(c, a->x.t, a->weight.t, a->stride.is, a->padding.is, a->dilation.is, a->groups.i);
   return true;
 }
 

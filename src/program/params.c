@@ -2,6 +2,7 @@
  * not listed here cannot be recorded; tests/lua/compile_test.lua tries every op. */
 #include "../../kernels/bleu.h"
 #include "../../kernels/grid_sample.h"
+#include "../../kernels/hash_grid.h"
 #include "../../kernels/indexing.h"
 #include "../../kernels/int8.h"
 #include "../../kernels/pad.h"
@@ -44,7 +45,7 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(segment_sum, PLAIN, segments) P(segment_spread, PLAIN, segments) P(segment_combine, PLAIN, segments)
   P(segment_weights, PLAIN, segments) P(segment_weights_backward, PLAIN, segments)
 
-  P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv)
+  P(matmul, PLAIN, activation) P(sparsify, PLAIN, sparsify) P(triangular_solve, PLAIN, triangular) P(conv2d, PLAIN, conv) P(conv2d_im2win, PLAIN, conv)
   P(cholesky_factor, PLAIN, dim)
   P(conv2d_int8, PLAIN, conv_int8) P(conv2d_int8_backward_input, PLAIN, conv_int8)
   P(conv2d_int8_backward_weight, PLAIN, conv_int8) P(add_int8, PLAIN, int8) P(inside_int8, PLAIN, int8)
@@ -56,6 +57,9 @@ const ty_params_row ty_program_params[TY_OP_COUNT] = {
   P(resample, PLAIN, resample) P(resample_backward, PLAIN, resample)
   P(grid_sample, PLAIN, grid_sample) P(grid_sample_backward_input, PLAIN, grid_sample)
   P(grid_sample_backward_grid, PLAIN, grid_sample)
+  P(hash_grid, PLAIN, hash_grid) P(hash_grid_backward_table, PLAIN, hash_grid)
+  P(hash_grid_backward_input, PLAIN, hash_grid) P(hash_corners, PLAIN, hash_grid)
+  P(hash_field, PLAIN, hash_grid) P(hash_field_backward, PLAIN, hash_grid)
   P(interpolate, PLAIN, interpolate) P(interpolate_backward, PLAIN, interpolate)
 
   P(add_norm, DROPOUT, add_norm) P(add_norm_backward, DROPOUT, add_norm)

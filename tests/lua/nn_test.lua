@@ -104,6 +104,7 @@ check.test("mistakes have readable errors", function()
   check.fails(function() nn.Linear(3, 4, { bais = true }) end, "Linear: no option 'bais'")
   check.fails(function() nn.Linear(0, 4) end, "Linear: inputs: expected an integer >= 1, got 0")
   check.fails(function() nn.GroupNorm(3, 4) end, "GroupNorm: groups: expected a divisor of the 4 channels, got 3")
+  check.fails(function() nn.Conv2d(4, 6, 3, { algorithm = "fft" }) end, 'algorithm: expected "library" or "im2win"')
   check.fails(function() nn.Conv2d(4, 6, 3, { groups = 4 }) end,
     "groups: expected a divisor of inputs 4 and outputs 6, got 4")
   check.fails(function() nn.MultiheadAttention(6, 4) end, "heads: expected a divisor of the width 6, got 4")
@@ -224,6 +225,8 @@ check.test("PyTorch: convolutions and batch norm", function()
   local up = nn.ConvTranspose2d(4, 6, 3, { stride = 2, padding = 1, output_padding = 1, groups = 2 })
   near(fill(up)(image), "conv_transpose/out")
   near(fill(nn.Conv2d(4, 6, 3, { padding = 2, dilation = 2, groups = 2 }))(image), "conv_dilated/out")
+  near(fill(nn.Conv2d(4, 6, 3, { padding = 2, dilation = 2, groups = 2, algorithm = "im2win" }))(image),
+    "conv_dilated/out")
   local norm = fill(nn.BatchNorm2d(4))
   for i = 0, 2 do near(norm(image * (i + 1) + i), "batch_norm/train" .. i) end
   near(norm:eval()(image), "batch_norm/eval")

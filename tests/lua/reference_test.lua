@@ -64,7 +64,8 @@ check.test("signatures, arguments and defaults", function()
   local found = documented.of_function(ty.nn.Conv2d.init, "nn.Conv2d", true)
   check.equal(found.signatures[1],
     "nn.Conv2d(inputs: integer, outputs: integer, kernel: integer|integer[], options?: table)")
-  check.equal(table.concat(found.options, ", "), "bias = true, dilation = 1, groups = 1, padding = 0, stride = 1")
+  check.equal(table.concat(found.options, ", "),
+    'algorithm = "library", bias = true, dilation = 1, groups = 1, padding = 0, stride = 1')
   check.equal(table.concat(sources.defaults(ty.plot.grid), ", "):match "gap = 2, range = { %-1, 1 }, invert = false",
     "gap = 2, range = { -1, 1 }, invert = false")
   for _, item in ipairs(items) do -- kinds of config keys are no defaults

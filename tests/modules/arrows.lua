@@ -36,6 +36,9 @@ return {
     llm = "caches in pages, how tokens are chosen and what ends a text",
     hub = "the command loads a model, its tokenizer and its template of chats",
     zoo = "models that ship are served by name",
+    peft = "the adapters' files",
+    dist = "machines for prompts and machines for tokens are ranks",
+    models = "layers whose halves nano-batches go through in turn",
   },
 
   dist = {

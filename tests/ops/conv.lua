@@ -193,6 +193,43 @@ return function(row, T)
     },
   })
 
+  row("conv2d_im2win", {
+    big = function(ty)
+      return ty.conv2d_im2win(ty.randn(2, 40, 40, 41), ty.randn(36, 20, 3, 3), ty.randn(36), { groups = 2 }),
+        ty.conv2d_im2win(ty.randn(1, 30, 9, 9), ty.randn(100, 30, 5, 5), nil, { padding = 2, stride = 2 })
+    end,
+    cases = {
+      { T { 2, 3, 5, 6 }, T { 4, 3, 3, 3 } }, { T { 1, 3, 5, 5 }, T { 2, 3, 3, 3 }, T { 2 }, 1, 1 },
+      { T { 2, 4, 6, 5 }, T { 6, 2, 3, 2 }, T { 6 }, opts = { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 } },
+      { T { 1, 2, 7, 8 }, T { 3, 2, 3, 3 }, opts = { dilation = 2, padding = 2 } }, { T { 2, 3, 4, 4 }, T { 5, 3, 1, 1 }, T { 5 } },
+      { T { 1, 2, 9, 7 }, T { 2, 1, 3, 2 }, opts = { groups = 2, padding = { 2, 1 }, stride = { 3, 4 }, dilation = { 2, 1 } } },
+      { T { 1, 3, 6, 7 }, T { 3, 1, 1, 6 }, opts = { groups = 3, padding = { 0, 5 }, dilation = { 1, 2 } } },
+      { T { 0, 2, 4, 4 }, T { 3, 2, 3, 3 }, T { 3 } }, { T { 2, 0, 4, 4 }, T { 3, 0, 3, 3 }, T { 3 } },
+      { T { 1, 3, 2, 2 }, T { 2, 3, 5, 5 }, opts = { padding = 2 } }, -- kernels larger than x
+      -- several panels of kernels and a rest, several passes of channels, parts of a tile, chunks of places
+      { T { 1, 18, 7, 6 }, T { 70, 18, 3, 3 }, T { 70 }, opts = { stride = 2, padding = 1 }, grad = false, dtypes = f32 },
+      { T { 2, 50, 5, 4 }, T { 19, 50, 3, 3 }, T { 19 }, opts = { padding = 1 }, grad = false, tol = 1e-5 },
+      { T { 1, 2, 42, 41 }, T { 34, 2, 2, 3 }, T { 34 }, grad = false, dtypes = f32 },
+      { T { 1, 90, 4, 4 }, T { 40, 45, 3, 3 }, opts = { groups = 2, padding = 1 }, grad = false, dtypes = f32, tol = 1e-5 },
+      { T { 1, 3, 4, 9 }, T { 140, 3, 2, 2 }, grad = false, dtypes = f32 },
+    },
+    ref = function(x, w, bias, ...)
+      local rest = { ... }
+      if bias and not bias.shape then
+        table.insert(rest, 1, bias)
+        bias = nil
+      end
+      return conv2d(x, w, bias, parameters(rest, names))
+    end,
+    errors = {
+      { T { 3, 5, 5 }, T { 4, 3, 3, 3 }, match = "x: expected [n, c, h, w]" },
+      { T { 1, 3, 5, 5 }, T { 4, 2, 3, 3 }, match = "weight: expected [out, " },
+      { T { 1, 3, 5, 5 }, T { 4, 3, 3, 3 }, T { 5 }, match = "bias: expected [4], got [5]" },
+      { T { 1, 3, 2, 2 }, T { 4, 3, 3, 3 }, match = "does not fit" },
+      { T { 1, 4, 5, 5 }, T { 4, 4, 3, 3 }, opts = { groups = 3 }, match = "groups" },
+    },
+  })
+
   row("conv2d_backward_input", {
     cases = {
       { T { 2, 4, 3, 4 }, T { 4, 3, 3, 3 }, { 2, 3, 5, 6 } }, { T { 1, 6, 3, 4 }, T { 6, 2, 3, 2 }, { 1, 4, 6, 5 }, { 2, 1 }, { 1, 0 }, 1, 2 },

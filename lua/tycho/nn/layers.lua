@@ -90,13 +90,19 @@ layers.Identity = Identity
 function Identity:forward(x) return x end
 
 --- Convolution of x [n, inputs, h, w] with weight [outputs, inputs / groups, kh, kw].
--- options: stride, padding (number, pair or "same"), dilation, groups, bias.
+-- options: stride, padding (number, pair or "same"), dilation, groups, bias, algorithm ("library": ty.conv2d, which
+-- takes what is fastest; "im2win": ty.conv2d_im2win).
 ---@overload fun(inputs: integer, outputs: integer, kernel: integer|integer[], options?: table): Module
 local Conv2d = define "Conv2d"
 layers.Conv2d = Conv2d
 
+local conv2d_defaults, conv2d_kinds = { algorithm = "library" }, { algorithm = '"library" or "im2win"' }
+for name, value in pairs(conv_defaults) do conv2d_defaults[name] = value end
+for name, kind in pairs(conv_kinds) do conv2d_kinds[name] = kind end
+
 function Conv2d:init(inputs, outputs, kernel, given)
-  local o = options.read("Conv2d", given, conv_defaults, conv_kinds)
+  local o = options.read("Conv2d", given, conv2d_defaults, conv2d_kinds)
+  if o.algorithm ~= "library" then self.algorithm = o.algorithm end
   check_groups("Conv2d", inputs, outputs, o.groups)
   self.in_channels, self.out_channels, self.groups = inputs, outputs, o.groups
   self.kernel_size = pair("Conv2d", "kernel", kernel, 1)
@@ -110,10 +116,13 @@ function Conv2d:init(inputs, outputs, kernel, given)
 end
 
 function Conv2d:forward(x)
-  return ty.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+  local convolve = self.algorithm == "im2win" and ty.conv2d_im2win or ty.conv2d
+  return convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 end
 
-Conv2d.describe = describe_conv
+function Conv2d:describe()
+  return self.algorithm and ("%s, algorithm = %s"):format(describe_conv(self), self.algorithm) or describe_conv(self)
+end
 
 --- Convolution of x [n, inputs, w] with weight [outputs, inputs / groups, kw]; options as Conv2d's.
 local Conv1d = define "Conv1d"

@@ -157,4 +157,88 @@ function M.long_conv(x, kernel, ahead)
   return ty.irfft(ty.complex_mul(ty.rfft(x, n), ty.rfft(kernel, n)), n):narrow(-1, ahead or 0, t)
 end
 
+-- Levels whose corners have a row each come first; of a hash grid's table, where they begin, what corners' coordinates
+-- are multiplied by, and which levels those are.
+local hash_primes = { 1, 2654435761, 805459861 }
+local function hash_levels(dims, resolutions, entries, device)
+  local first, rows, dense, factors = {}, 0, 0, {}
+  for level, r in ipairs(resolutions) do
+    local corners = (r + 1.0) ^ dims
+    if corners <= entries then dense = level end
+    first[level], rows = rows, rows + math.tointeger(math.min(corners, entries))
+    for j = 1, dims do
+      local by = corners <= entries and math.tointeger((r + 1.0) ^ (j - 1)) or hash_primes[j]
+      factors[j] = factors[j] or {}
+      factors[j][level] = by >= 1 << 31 and by - (1 << 32) or by
+    end
+  end
+  local function integers(list) return ty.tensor(list, { dtype = "i32", device = device }) end
+  for j = 1, dims do factors[j] = integers(factors[j]) end
+  return integers(first), factors, dense
+end
+
+--- ty.hash_grid corner by corner: rows by integer products and exclusive or, a lookup, and a product with the weights,
+-- of all levels at once. Levels' resolutions must rise.
+---@param x Tensor  [n, 2 or 3]
+---@param rows Tensor  [rows, features]: the table
+---@param resolutions integer[]
+---@param entries integer
+---@return Tensor
+function M.hash_grid(x, rows, resolutions, entries)
+  local who = "unfused.hash_grid"
+  for name, value in pairs { x = x, rows = rows } do
+    if not ty.is_tensor(value) or value.ndim ~= 2 then
+      options.fail("%s: %s: expected a tensor [n, ...], got %s", who, name, options.describe(value))
+    end
+  end
+  options.expect(who, "resolutions", resolutions, "a list")
+  options.expect(who, "entries", entries, "an integer >= 2")
+  for i, r in ipairs(resolutions) do options.expect(who, ("resolutions[%d]"):format(i), r, "an integer >= 1") end
+  local dims, levels = x.shape[2], #resolutions
+  if dims ~= 2 and dims ~= 3 then options.fail("%s: x: expected [n, 2 or 3], got %s", who, options.describe(x)) end
+  local first, factors, dense = hash_levels(dims, resolutions, entries, x.device)
+  local sides = ty.tensor(resolutions, { dtype = x.dtype, device = x.device })
+  local part, share = {}, {}
+  for j = 1, dims do
+    local at = x:select(1, j - 1):clamp(0, 1):unsqueeze(1) * sides
+    local cell = ty.minimum(at:detach():floor(), sides - 1)
+    local low = cell:to "i32" * factors[j]
+    part[j], share[j] = { [0] = low, low + factors[j] }, { [0] = 1 - (at - cell), at - cell }
+  end
+  local y
+  for k = 0, (1 << dims) - 1 do
+    local sum, joined, weight
+    for j = 1, dims do
+      local up = k >> (j - 1) & 1
+      local near, far = part[j][up]:narrow(1, 0, dense), part[j][up]:narrow(1, dense, levels - dense)
+      sum, joined = sum and sum + near or near, joined and joined:bitwise_xor(far) or far
+      weight = weight and weight * share[j][up] or share[j][up]
+    end
+    local row = ty.cat({ sum, joined:bitwise_and(entries - 1) }, 1) + first
+    local value = ty.embedding(rows, row) * weight:unsqueeze(-1)
+    y = y and y + value or value
+  end
+  return y:reshape(x.shape[1], levels * rows.shape[2])
+end
+
+--- ty.hash_field as unfused.hash_grid with linear layers behind it; the arguments are those of the op.
+---@param x Tensor
+---@param rows Tensor
+---@param first Tensor
+---@param last Tensor
+---@param resolutions integer[]
+---@param entries integer
+---@param hidden? Tensor
+---@return Tensor
+function M.hash_field(x, rows, first, last, resolutions, entries, hidden)
+  options.expect("unfused.hash_field", "first", first, "a tensor")
+  options.expect("unfused.hash_field", "last", last, "a tensor")
+  local h = ty.linear(M.hash_grid(x, rows, resolutions, entries), first):relu()
+  if hidden ~= nil then
+    options.expect("unfused.hash_field", "hidden", hidden, "a tensor")
+    for i = 0, hidden:size(0) - 1 do h = ty.linear(h, hidden:select(0, i)):relu() end
+  end
+  return ty.linear(h, last)
+end
+
 return M

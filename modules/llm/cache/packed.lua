@@ -16,6 +16,7 @@ local Pool = require "tycho.llm.cache.pool"
 ---@class PackedCache
 ---@field layers integer
 ---@field pool PagePool
+---@field placed? fun(layer: integer)  is called when a layer holds the tokens of this call, before it attends to them
 local PackedCache = {}
 PackedCache.__index = PackedCache
 
@@ -62,6 +63,78 @@ function PackedCache:reserve(sequence, count)
   if needed > pool:room() then return false end
   for _ = 1, needed do pages[#pages + 1] = pool:take() end
   return true
+end
+
+-- The rows of a pool that hold the tokens [first, first + count) of a sequence.
+local function rows_of(page, sequence, first, count, device)
+  local slots = {}
+  for i = 1, count do
+    local position = first + i - 1
+    slots[i] = sequence.pages[position // page + 1] * page + position % page
+  end
+  return ty.tensor(slots, { dtype = "i64", device = device })
+end
+
+-- Raises unless a sequence has pages for the tokens [first, first + count).
+local function check_range(self, who, sequence, layer, first, count)
+  arguments.expect(who, "sequence", sequence, "a table")
+  arguments.expect(who, "layer", layer, ("an integer in [1, %d]"):format(self.layers))
+  arguments.expect(who, "first", first, "an integer >= 0")
+  arguments.expect(who, "count", count, "an integer >= 1")
+  if first + count > #sequence.pages * self.pool.page then
+    arguments.fail("%s: count: expected at most %d tokens from %d on, as the sequence has %d pages of %d, got %d", who,
+      #sequence.pages * self.pool.page - first, first, #sequence.pages, self.pool.page, count)
+  end
+end
+
+--- What one layer (counted from 1) holds of the tokens [first, first + count) of a sequence, for another pool: keys and
+-- values [2, count, hkv * d]. Patel et al. 2023, "Splitwise: Efficient generative LLM inference using phase splitting".
+---@param sequence PackedSequence
+---@param layer integer
+---@param first integer  counted from 0
+---@param count integer
+---@return Tensor
+function PackedCache:export(sequence, layer, first, count)
+  check_range(self, "PackedCache:export", sequence, layer, first, count)
+  local at = self.pool[layer]
+  if not at.k then arguments.fail("PackedCache:export: layer: expected one that holds tokens, got %d", layer) end
+  local rows = rows_of(self.pool.page, sequence, first, count, at.k.device)
+  return ty.stack({ at.k:index_select(0, rows), at.v:index_select(0, rows) }, 0)
+end
+
+--- Puts what export() gave of one layer into the pages that a sequence has reserved for these tokens. They count once
+-- extend() says that all layers are there.
+---@param sequence PackedSequence
+---@param layer integer
+---@param first integer
+---@param x Tensor  [2, count, hkv * d]
+---@param device? string  of the pages, where there are none yet (that of x)
+function PackedCache:import(sequence, layer, first, x, device)
+  local who = "PackedCache:import"
+  if not ty.is_tensor(x) or x.ndim ~= 3 or x.shape[1] ~= 2 then
+    arguments.fail("%s: x: expected keys and values [2, count, width], got %s", who, arguments.describe(x))
+  end
+  check_range(self, who, sequence, layer, first, x.shape[2])
+  local there = self.pool[layer].k
+  if there and there.shape[2] ~= x.shape[3] then
+    arguments.fail("%s: x: expected rows of %d numbers as the pool has them, got %s", who, there.shape[2],
+      arguments.describe(x))
+  end
+  x = x:to(device or there and there.device or x.device)
+  local places = rows_of(self.pool.page, sequence, first, x.shape[2], x.device)
+  for i, name in ipairs { "k", "v" } do
+    local part = x:select(0, i - 1)
+    local rows = self.pool:rows(layer, name, part:unsqueeze(0):unsqueeze(0))
+    rows:index_put_({ places }, part:to(rows.dtype))
+  end
+end
+
+--- Counts `count` tokens more, which import() has put into all layers.
+---@param sequence PackedSequence
+---@param count integer
+function PackedCache:extend(sequence, count)
+  check_range(self, "PackedCache:extend", sequence, 1, sequence and sequence.length or 0, count)
+  sequence.length = sequence.length + count
 end
 
 --- Says what the next call of the model is about: of each sequence in turn, counts[i] tokens, for which there are
@@ -112,6 +185,7 @@ function PackedCache:attend(layer, q, k, v, scale, window, softcap)
     return rows:reshape(rows.shape[1], heads, -1)
   end
   local keys, values = put("k", k), put("v", v)
+  if self.placed then self.placed(layer) end
   local y = ty.paged_attention(q:squeeze(0):transpose(0, 1), keys, values, self.lists, self.begins, self.lengths,
     self.pool.page, scale or 0, window or -1, softcap or 0)
   return y:transpose(0, 1):unsqueeze(0)

@@ -78,7 +78,18 @@ end
 ---@param like Tensor
 ---@return Tensor rows
 function Pool:rows(layer, name, like)
-  return grow(self, self[layer], name, like.shape[2] * like.shape[4], self.dtype or like.dtype, like.device)
+  return self:wide(layer, name, like.shape[2] * like.shape[4], like.dtype, like.device)
+end
+
+--- The same rows, for what is `width` wide and of a dtype, on a device.
+---@param layer integer
+---@param name "k"|"v"
+---@param width integer
+---@param dtype string
+---@param device string
+---@return Tensor rows
+function Pool:wide(layer, name, width, dtype, device)
+  return grow(self, self[layer], name, width, self.dtype or dtype, device)
 end
 
 --- A page of its own with what `page` has.

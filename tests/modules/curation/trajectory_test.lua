@@ -168,8 +168,9 @@ check.test("a trial: parts for choices, experts, a judge, a sheet", function()
   local small = condensed.random(trial.real, 2)
   check.ok(trial:judge(small) > 0.8)
   check.ok(trial:judge(small, trial.choose) >= 0)
-  check.equal(curation.condensing.sheet({ small, small }, { scale = 1, gap = 0 }).pixels.shape, { 1, 8, 16 })
-  check.fails(function() curation.condensing.sheet { small, condensed.random(trial.real, 1) } end,
+  local sheet = curation.condensing.sheet({ small, small }, { "one", "other" }, 2).pixels.shape
+  check.ok(sheet[2] > 16 and sheet[3] > 32)
+  check.fails(function() curation.condensing.sheet({ small, condensed.random(trial.real, 1) }, { "a", "b" }) end,
     "sets: expected 4 pictures of each, got 2 of number 2")
 end)
 
