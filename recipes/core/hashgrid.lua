@@ -3,7 +3,7 @@
 -- system: ty.hash_grid and ty.hash_field, forward and backward, under models.HashField
 -- paper: Mubarik et al. 2023, "Hardware Acceleration of Neural Graphics"; the encoding is Müller et al. 2022, "Instant
 --   Neural Graphics Primitives with a Multiresolution Hash Encoding"
--- time: 5 minutes on one CPU core
+-- time: 6 minutes on one CPU core
 --
 -- The paper finds encoding and network to be most of what neural graphics cost, and builds hardware for the two; here
 -- they are one op, which takes points through both while they are in the cache. Op by op (nn.unfused.hash_field) is

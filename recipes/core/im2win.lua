@@ -2,7 +2,7 @@
 -- claim: windows of a row written once give the library's results with far less room than a matrix of windows
 -- system: ty.conv2d_im2win, an op beside conv2d with kernels for CPU and CUDA
 -- paper: Lu, Chu and Liu 2023, "Im2win: An Efficient Convolution Paradigm on GPU"
--- time: 1 minute on one CPU core
+-- time: 10 seconds on one CPU core
 --
 -- The twelve layers are those of the authors' benchmark, without padding. im2col is ty.unfold and a product of
 -- matrices, all of it ours; what it needs besides its result is the matrix of windows, counted by its definition, and

@@ -2,7 +2,7 @@
 -- claim: accuracy on a task with few labels grows as the logarithm of the noisy data that a network learnt from
 -- system: a residual network of pictures drawn by datasets.canvas, a part of them under wrong labels; curation.scaling
 -- paper: Sun et al. 2017, "Revisiting Unreasonable Effectiveness of Data in Deep Learning Era"
--- time: 4 minutes on one CPU core
+-- time: 3 minutes on one CPU core
 --
 -- Networks learn to tell twelve kinds of things, from sets each twice as large as the one before, with a share of the
 -- labels wrong. Then they are carried over to six kinds that they never saw, with few pictures of each: all of the

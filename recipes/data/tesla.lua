@@ -2,7 +2,7 @@
 -- claim: the gradient of the whole unrolled training, exactly, in flat memory; digits distilled by it beat real ones
 -- system: curation.trajectory: the matching loss taken apart so that the graph of one step is held at a time
 -- paper: Cui et al. 2023, "Scaling Up Dataset Distillation to ImageNet-1K with Constant Memory"
--- time: 4 minutes on one CPU core
+-- time: 3 minutes on one CPU core
 --
 -- TESLA writes the loss as a sum over steps and takes each one's gradient alone. That is exact where the weights of a
 -- step are held fixed; but they follow the pictures of the steps before, which its form leaves out. Here what they

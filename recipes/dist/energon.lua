@@ -2,7 +2,7 @@
 -- claim: a script calls an engine as a model; four stages give more than three times the batches, none of it padding
 -- system: dist.inference: futures, stages that do not wait, tensor parallel ranks, packed sequences, layers at peers
 -- paper: Du et al. 2022, "EnergonAI: An Inference System for 10-100 Billion Parameter Transformer Models"
--- time: 3 minutes on one CPU core
+-- time: 2 minutes on one CPU core
 --
 -- Sequences are passages of the book that ships, so many verses as chance has it; the model is a Llama that has not
 -- been trained. What is wanted is the next token after each sequence. Times are those of the ranks' clocks, as if each

@@ -2,7 +2,7 @@
 -- claim: formulas put plans of parallelism in the order in which clusters have run them, and say which fit
 -- system: dist.plans against 10 steps measured on Selene, 66 on Jean Zay and the three recipes of Frontier
 -- paper: Dash et al. 2023, "Optimizing Distributed Training on Frontier for Large Language Models"
--- time: 5 seconds on one CPU core
+-- time: 1 second on one CPU core
 --
 -- Nothing is trained: published steps are foretold from a model's sizes, a plan and a machine's sheet. Of Frontier and
 -- Selene nothing is fitted. Jean Zay waited for every kernel, and what that takes, what products reach and what the

@@ -2,7 +2,7 @@
 -- claim: the plan that is found is within 10 % of the fastest of all that were measured within the same memory
 -- system: dist.layer_plans for a Llama on four ranks of two machines, against 25 plans that treat layers alike
 -- paper: Miao et al. 2022, "Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism"
--- time: 4 minutes on one CPU core
+-- time: 2 minutes on one CPU core
 --
 -- Layers are divided by data, by matrices, by data with weights that ranks divide, or by two of these, run forwards
 -- once or twice, and stages have parts of them. What single layers take by each strategy is measured over links that

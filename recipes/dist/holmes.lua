@@ -2,7 +2,7 @@
 -- claim: placed by their networks, ranks train more than 1.4 times as fast as placed by chance
 -- system: dist.placement, simulated: GPTs of 3.6 to 39.1 billion parameters on machines with InfiniBand, RoCE, Ethernet
 -- paper: Yang et al. 2023, "Holmes: Towards Distributed Training Across Clusters with Heterogeneous NIC Environment"
--- time: 10 seconds on one CPU core
+-- time: 1 second on one CPU core
 --
 -- The margin is that over Megatron-LM, which does not look at networks, in the paper's figure 6: bars of 74 and 53
 -- pixels. Models, batches and plans are the paper's; machines have 8 A100s and four links of 200 Gb/s of InfiniBand or

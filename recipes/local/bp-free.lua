@@ -3,7 +3,7 @@
 -- system: local.mono_forward, local.forward_forward and local.cascaded beside training from end to end
 -- paper: Spyra 2025, "Beyond Backpropagation: Exploring Innovative Algorithms for Energy-Efficient Deep Neural
 --   Network Training"
--- time: 7 minutes on one CPU core
+-- time: 4 minutes on one CPU core
 --
 -- As in the paper each way has its own architecture, and backpropagation trains the same: perceptrons of three layers
 -- for Forward-Forward and Mono-Forward, three blocks of convolutions for Cascaded-Forward. All have the same steps of

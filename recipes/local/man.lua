@@ -3,7 +3,7 @@
 --   accurate than blocks with classifiers alone
 -- system: local.momentum_auxiliary on a ResNet-32 of 5 + 5 + 5 units, beside the same network from end to end
 -- paper: Su et al. 2024, "Momentum Auxiliary Network for Supervised Local Learning"
--- time: 5 minutes on one CPU core
+-- time: 7 minutes on one CPU core
 --
 -- Kinds of dyed things in pictures of 8 x 8, held out in colours and marks that training never shows with them. All
 -- ways have the same network, steps, batches and classifiers (InfoPro's, a convolution and two linear layers); rates

@@ -3,7 +3,7 @@
 --   through a model of them falls behind
 -- system: local.physical around systems of waves: a multimode fibre with a camera, a plate that sounds
 -- paper: Momeni et al. 2023, "Backpropagation-free Training of Deep Physical Neural Networks"
--- time: 3 minutes on one CPU core
+-- time: 1 minute on one CPU core
 --
 -- The systems are simulated, forward only: they are called through a function that refuses gradients. Nothing goes
 -- around them here (the paper's layers also hand their input on): what is known of a digit at the end has passed

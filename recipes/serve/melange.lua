@@ -2,7 +2,7 @@
 -- claim: a mix of GPUs costs less than the cheapest kind alone, and up to 77 % less than the dearest
 -- system: serve.melange: Llama 2 7B on L4, A10G, A100 and H100, chats, documents and both, 40 and 120 ms a token
 -- paper: Griggs et al. 2024, "Melange: Cost Efficient Large Language Model Serving by Exploiting GPU Heterogeneity"
--- time: 1 minute on one CPU core
+-- time: 15 seconds on one CPU core
 --
 -- Prices, GPUs, the model, limits and rates are the paper's. Its profiles are not public: what a GPU takes is a formula
 -- of its sheet with a few round numbers for the engine, of which a row says how often it agrees with the paper's figure

@@ -2,7 +2,7 @@
 -- claim: the same tokens, and no less of them in a second than with whole steps, on any link
 -- system: serve.nano_batches, tensor parallel ranks with an engine each; how steps are cut is sought by trying
 -- paper: Zhu et al. 2024, "NanoFlow: Towards Optimal Large Language Model Serving Throughput"
--- time: 6 minutes on one CPU core
+-- time: 1 minute on one CPU core
 --
 -- The paper overlaps products of matrices, reading of keys and values, and exchange within a GPU, whose units do these
 -- at the same time when each kernel gets a share of them. A CPU core has one kind of units: on these ranks products

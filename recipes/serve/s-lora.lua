@@ -2,7 +2,7 @@
 -- claim: requests with 1,000 adapters of ranks 4 to 64 cost at most a fifth more than without, and say what merged does
 -- system: serve.adapters on the engine: one pool of pages for keys, values and adapters, one op for all ranks of a step
 -- paper: Sheng et al. 2023, "S-LoRA: Serving Thousands of Concurrent LoRA Adapters"
--- time: 3 minutes on one CPU core
+-- time: 2 minutes on one CPU core
 --
 -- kjv-lm of the zoo with adapters of the four projections of attention, drawn at random and half as large as the
 -- weights, in folders of PEFT. Requests come as in the paper: a Poisson process, faster than can be served, adapter i

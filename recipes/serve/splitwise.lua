@@ -3,7 +3,7 @@
 --   price or a power than machines that do both
 -- system: serve.split, machines as ranks that exchange pages; serve.cluster, a cluster of them in events
 -- paper: Patel et al. 2023, "Splitwise: Efficient generative LLM inference using phase splitting"
--- time: 6 minutes on one CPU core
+-- time: 5 minutes on one CPU core
 --
 -- Requests have the lengths of two services of Azure; for ranks here they are shortened. Machines have the clocks of
 -- their threads, and a link that takes a tenth of what a prompt takes, as the paper's does. The cluster in events is
