@@ -180,6 +180,9 @@ end
 ---@param request ServeRequest
 ---@param reason string
 function Engine:finish(request, reason)
+  if getmetatable(request) ~= Request or request.engine ~= self then
+    arguments.fail("ServeEngine:finish: request: expected one of this engine, got %s", arguments.describe(request))
+  end
   if request.reason then return end
   request.reason = reason
   if not remove(self.running, request) then remove(self.waiting, request) end

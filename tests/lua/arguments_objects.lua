@@ -34,6 +34,14 @@ local function object(name, make) table.insert(objects.list, { name = name, make
 local function parameter() return ty.ones(2):requires_grad_() end
 
 object("Linear", function() return nn.Linear(2, 3) end)
+local function served()
+  return require("tycho.llm").Llama { vocab_size = 7, hidden_size = 4, intermediate_size = 4, num_hidden_layers = 1,
+    num_attention_heads = 1, max_position_embeddings = 16 }
+end
+object("ServeEngine", function() return require("tycho.serve").engine(served(), { room = 64 }) end)
+object("ServeRequest", function()
+  return require("tycho.serve").engine(served(), { room = 64 }):submit({ 1 }, { count = 2 })
+end)
 object("Learner", function() return require("tycho.local").blocks.end_to_end { nn.Linear(2, 2) } end)
 object("WaveSystem", function() return require("tycho.local").waves.fibre { inputs = 2, outputs = 2 } end)
 object("Deactivation", function()
