@@ -55,6 +55,11 @@ local function without_our_line(text)
   return text
 end
 
+--- Whether an error that pcall caught is Ctrl-C, which whoever caught it passes on.
+---@param problem any
+---@return boolean
+function M.interrupted(problem) return tostring(problem):find("interrupted", 1, true) ~= nil end
+
 --- Raises an error that pcall caught at the line of the program that called into the library, unless it says where it
 -- is already; `prefix` comes before its text.
 ---@param problem any

@@ -5,6 +5,7 @@
 -- The parts: watch/runs.lua finds runs and says how they stand, watch/site.lua answers requests, and page.html,
 -- page.css and page.js beside them are the page.
 local core = require "tycho.core"
+local arguments = require "tycho.arguments"
 
 local watch = {}
 
@@ -52,8 +53,6 @@ local function parse(words)
   return o
 end
 
-local function interrupted(problem) return tostring(problem):find("interrupted", 1, true) ~= nil end
-
 function watch.command(words)
   local o, problem = parse(words)
   if not o then
@@ -85,7 +84,7 @@ function watch.command(words)
     fine, problem = pcall(server.serve, server, answer, 3600)
   until not fine
   server:close()
-  if not interrupted(problem) then error(problem, 0) end
+  if not arguments.interrupted(problem) then error(problem, 0) end
   io.stdout:write "\n"
   return 0
 end

@@ -132,17 +132,14 @@ function M.transfer(model, few, test, options)
   else
     -- What is before the head is computed once.
     local function features(x)
-      local parts, seen = {}, nil
+      local seen
       local hook = copy:get(o.head):register_forward_pre_hook(function(_, inputs) seen = inputs end)
-      ty.no_grad(function()
-        for start = 0, x.shape[1] - 1, 256 do
-          local part = x:narrow(0, start, math.min(256, x.shape[1] - start))
-          copy(o.prepare and o.prepare(part) or part)
-          parts[#parts + 1] = ty.is_tensor(seen) and seen or seen[1]
-        end
+      local all = ty.no_grad(nn.in_parts, x, 256, function(part)
+        copy(o.prepare and o.prepare(part) or part)
+        return ty.is_tensor(seen) and seen or seen[1]
       end)
       hook:remove()
-      return ty.concat(parts, 0)
+      return all
     end
     copy:eval()
     local own = {}

@@ -121,17 +121,11 @@ end
 
 -- Logits of images in parts, f64.
 local function logits_of(model, image)
-  local training, parts = model.training, {}
+  local training = model.training
   model:eval()
-  ty.no_grad(function()
-    for start = 0, image.shape[1] - 1, 256 do
-      parts[#parts + 1] = ty.scope(function()
-        return model(image:narrow(0, start, math.min(256, image.shape[1] - start))):to "f64"
-      end)
-    end
-  end)
+  local logits = ty.no_grad(ty.nn.in_parts, image, 256, function(x) return model(x):to "f64" end)
   model:train(training)
-  return ty.concat(parts, 0)
+  return logits
 end
 
 --- The share of a set's samples whose label is predicted.

@@ -128,6 +128,25 @@ function M.router_loss(process, router, x0, parts, condition, given)
   return ty.cross_entropy(objective:output(router, noisy, condition or {}), parts)
 end
 
+--- The samples of each of n parts, which experts learn from.
+---@param x0 Tensor     [n, ...]
+---@param parts Tensor  i64 [n], from 0
+---@param count integer
+---@return Tensor[]
+function M.divide(x0, parts, count)
+  local who = "diffusion.experts.divide"
+  expect(who, "x0", x0, "a tensor")
+  expect(who, "parts", parts, "a tensor")
+  expect(who, "count", count, "an integer in [1, 65536]")
+  if parts.ndim ~= 1 or x0.ndim == 0 or parts.shape[1] ~= x0.shape[1] then
+    fail("%s: parts: expected one for each row of x0, %s, got %s", who, arguments.describe(x0),
+      arguments.describe(parts))
+  end
+  local list = {}
+  for k = 1, count do list[k] = x0:index_select(0, parts:eq(k - 1):nonzero():squeeze(1)) end
+  return list
+end
+
 --- Trains a router on clean samples and the parts that they belong to. Returns the average of its weights, for use.
 -- options: steps (750), batch (256), lr (2e-3).
 ---@param process Process

@@ -103,7 +103,7 @@ function M.paint(painter, prompts, folder, options)
   for batch = 1, batches do
     local ok, problem = pcall(paint_batch, batch)
     if not ok then
-      if not tostring(problem):find "interrupted" then error(problem, 0) end
+      if not arguments.interrupted(problem) then error(problem, 0) end
       return files, true
     end
   end

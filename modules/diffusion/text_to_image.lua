@@ -138,13 +138,8 @@ local FEW = 1 << 16 -- pixels that go through the autoencoder at once on a CPU: 
 
 -- What fn makes of x [n, c, h, w], a few rows at a time; factor: pixels of a side that one place of x has.
 local function by_few(self, x, factor, fn)
-  local n, few = x.shape[1], math.max(1, FEW // math.max(1, x.shape[3] * x.shape[4] * factor * factor))
-  if n <= few or self:device() ~= "cpu" then return fn(x) end
-  local list = {}
-  for start = 0, n - 1, few do
-    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(few, n - start))) end)
-  end
-  return ty.concat(list, 0)
+  if self:device() ~= "cpu" then return fn(x) end
+  return ty.nn.in_parts(x, math.max(1, FEW // math.max(1, x.shape[3] * x.shape[4] * factor * factor)), fn)
 end
 
 --- Latents of pictures [n, 3, h, w], u8 or floats from -1 to 1, as the network sees them: the means of the posterior,

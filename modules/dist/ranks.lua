@@ -127,7 +127,7 @@ function M.run(ranks, fn, options, ...)
   for i, thread in ipairs(threads) do
     local came, ok, value, first = pcall(thread.receive, thread)
     if not came then
-      if tostring(ok):find "interrupted" then error(ok, 0) end
+      if arguments.interrupted(ok) then error(ok, 0) end
       fail("%s: what fn returns on rank %d: %s", who, i - 1, plain(ok))
     elseif ok then
       results[i] = value
@@ -204,7 +204,7 @@ function Ranks:receive(rank)
   local thread = thread_of(self, "receive", rank)
   local results = table.pack(pcall(thread.receive, thread))
   if not results[1] then
-    if tostring(results[2]):find "interrupted" then error(results[2], 0) end
+    if arguments.interrupted(results[2]) then error(results[2], 0) end
     fail("Ranks:receive: rank %d: %s", rank, plain(results[2]))
   end
   if not results[2] then error("dist.open: " .. tostring(results[3]), 0) end

@@ -147,9 +147,12 @@ end
 
 -- Takes in what the thread has done; raises its error.
 local function settle(self)
-  if self.thread:pending() == 0 then return end
+  if self.thread:pending() == 0 then return end -- nothing is being written
   local ok, result = pcall(self.thread.receive, self.thread)
-  if not ok then error(tostring(result):gsub("^in a worker thread: ", "dist.universal.saver: "):gsub("\n.*", ""), 0) end
+  if not ok then
+    local text = tostring(result):gsub("^in a worker thread: ", ""):gsub("^[^\n]-%.lua:%d+: ", ""):gsub("\n.*", "")
+    error("dist.universal.saver: " .. text, 0)
+  end
   self.stats.seconds[#self.stats.seconds + 1] = result
 end
 

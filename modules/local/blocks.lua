@@ -154,18 +154,11 @@ function Learner:scores(x)
     arguments.fail("%s: x: expected [n, ...] with n > 0, got %s", who, arguments.describe(x))
   end
   self.model:eval()
-  local parts = {}
-  for start = 0, x.shape[1] - 1, 512 do
-    parts[#parts + 1] = ty.scope(function()
-      local part = x:narrow(0, start, math.min(512, x.shape[1] - start))
-      return ty.no_grad(function()
-        if self.read then return self.read(part) end
-        return self.from_outputs(M.outputs(self.stages, part), part)
-      end)
-    end)
-  end
+  local scores = ty.no_grad(ty.nn.in_parts, x, 512, self.read or function(part)
+    return self.from_outputs(M.outputs(self.stages, part), part)
+  end)
   self.model:train()
-  return ty.concat(parts, 0)
+  return scores
 end
 
 --- The share of labels that have the highest score.
@@ -178,6 +171,20 @@ function Learner:accuracy(set)
 end
 
 -- ---- what the ways share ----
+
+--- What prepares batches for losses that compare right labels with wrong ones: prepare(x, label) gives with(x, label)
+-- and behind it with(x, another label, drawn anew), and the label.
+---@param with fun(x: Tensor, label: Tensor): Tensor
+---@param classes integer
+---@return fun(x: Tensor, label: Tensor): Tensor, Tensor
+function M.paired(with, classes)
+  expect("local.blocks.paired", "with", with, "a function")
+  expect("local.blocks.paired", "classes", classes, "an integer >= 2")
+  return function(x, label)
+    local other = (label + ty.randint(1, classes, label.shape, { device = label.device })) % classes
+    return ty.concat({ with(x, label), with(x, other) }, 0), label
+  end
+end
 
 local function adam(lr)
   return function(parameters) return ty.optim.AdamW(parameters, { lr = lr, weight_decay = 0 }) end

@@ -47,10 +47,6 @@ return function(layers, options)
     local length = x:square():sum(1, true):sqrt()
     return ty.concat({ x, ty.one_hot(label, o.classes):to(x.dtype) * (length * o.strength) }, 1)
   end
-  local function prepare(x, label)
-    local other = (label + ty.randint(1, o.classes, label.shape, { device = label.device })) % o.classes
-    return ty.concat({ with(x, label), with(x, other) }, 0), label
-  end
   local function read(x)
     local scores = {}
     for class = 0, o.classes - 1 do
@@ -62,5 +58,5 @@ return function(layers, options)
     end
     return ty.stack(scores, 1)
   end
-  return blocks.learner { model = model, stages = stages, prepare = prepare, read = read }
+  return blocks.learner { model = model, stages = stages, prepare = blocks.paired(with, o.classes), read = read }
 end

@@ -108,10 +108,6 @@ function M.new(options)
   local function with(x, label)
     return ty.concat({ ty.one_hot(label, o.classes):to(x.dtype) * o.strength, x:flatten(1) }, 1)
   end
-  local function prepare(x, label)
-    local other = (label + ty.randint(1, o.classes, label.shape, { device = label.device })) % o.classes
-    return ty.concat({ with(x, label), with(x, other) }, 0), label
-  end
   local function read(x)
     local scores = {}
     for class = 0, o.classes - 1 do
@@ -122,7 +118,7 @@ function M.new(options)
     end
     return ty.stack(scores, 1)
   end
-  return blocks.learner { model = model, stages = stages, prepare = prepare, read = read }
+  return blocks.learner { model = model, stages = stages, prepare = blocks.paired(with, o.classes), read = read }
 end
 
 --- The other way: a network of the same form, without labels in its inputs and with scores of the classes as what the

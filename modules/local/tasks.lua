@@ -25,8 +25,8 @@ function M.digits(device)
   local sets = {}
   for _, split in ipairs { "training", "held_out" } do
     local set = datasets.load("digits", { split = split })
-    local batch = set:batch(ty.arange(#set))
-    sets[split] = { (batch.image / 2 + 0.5):to(device or "cpu"), batch.label:to(device or "cpu") }
+    local batch = ty.data.batches(set, { batch_size = #set, device = device or "cpu" })[1]
+    sets[split] = { batch.image / 2 + 0.5, batch.label }
   end
   local x, label = table.unpack(sets.training)
   return { training = part(x, label, 0, 1149), validation = part(x, label, 1149, #label - 1149),

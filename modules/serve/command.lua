@@ -113,8 +113,6 @@ local function load(o)
   return model, tokenizer, chat_of(path, tokenizer, o.template)
 end
 
-local function interrupted(problem) return tostring(problem):find("interrupted", 1, true) ~= nil end
-
 -- One line for what is wrong with what the user gave.
 local function complain(problem)
   io.stderr:write("serve: ", (tostring(problem):gsub("^[^\n]-%.lua:%d+: ", ""):gsub("^serve%.?%a*: ", "")), "\n")
@@ -151,7 +149,7 @@ function M.command(words)
   local _
   _, problem = pcall(server.run, server)
   server:close()
-  if not interrupted(problem) then error(problem, 0) end
+  if not arguments.interrupted(problem) then error(problem, 0) end
   io.stdout:write "\n"
   return 0
 end

@@ -183,4 +183,51 @@ function M.best(list, trace, alone, options)
   return best
 end
 
+--- Requests a second of the best design of each kind on some traces: chosen by the first of them, and judged by all.
+---@param list ServeDesign[]
+---@param traces ServiceArrival[][]  each at one request a second
+---@param alone StepTime
+---@param options? { from?: number, level?: table }
+---@return table<string, number>[] rates  by trace, of each kind
+---@return table<string, { rate: number, design: ServeDesign }> best  of each kind, on the first
+function M.rates(list, traces, alone, options)
+  local who = "serve.designs.rates"
+  arguments.expect(who, "traces", traces, "a list of lists")
+  if #traces == 0 then arguments.fail("%s: traces: expected at least one, got none", who) end
+  local best, rates = M.best(list, traces[1], alone, options), {}
+  for i, trace in ipairs(traces) do
+    rates[i] = {}
+    for kind, own in pairs(best) do
+      rates[i][kind] = i == 1 and own.rate or M.throughput(own.design, trace, alone,
+        { from = own.rate / 2, level = options and options.level or cluster.service_level })
+    end
+  end
+  return rates, best
+end
+
+--- How many times as much split designs serve as those of a kind: by trace, the geometric mean over services.
+---@param own table<string, number>[][]    of each service what rates() returns
+---@param other table<string, number>[][]  the same, with which it is compared
+---@param kind string
+---@return number[]
+function M.gains(own, other, kind)
+  local who = "serve.designs.gains"
+  arguments.expect(who, "own", own, "a list of lists")
+  arguments.expect(who, "other", other, "a list of lists")
+  arguments.expect(who, "kind", kind, "a string")
+  if #own ~= #other then arguments.fail("%s: other: expected %d services, got %d", who, #own, #other) end
+  local list = {}
+  for service, by_trace in ipairs(own) do
+    for i, rates in ipairs(by_trace) do
+      local theirs = other[service][i]
+      arguments.expect(who, ("own[%d][%d]"):format(service, i), rates, "a table")
+      arguments.expect(who, ("other[%d][%d]"):format(service, i), theirs, "a table")
+      arguments.expect(who, "a rate", rates.split, "a number or nil")
+      arguments.expect(who, "a rate", theirs[kind], "a number or nil")
+      list[i] = (list[i] or 1) * ((rates.split or 0) / math.max(theirs[kind] or 0, 1e-9)) ^ (1 / #own)
+    end
+  end
+  return list
+end
+
 return M

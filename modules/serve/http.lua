@@ -74,7 +74,6 @@ local function read(self, body, problem)
   return value
 end
 
-local function interrupted(problem) return tostring(problem):find("interrupted", 1, true) ~= nil end
 
 -- Of one request: the answer that comes later, or status, headers and body.
 local function handle(self, method, path, _, host, headers, body, problem)
@@ -98,7 +97,7 @@ local function handle(self, method, path, _, host, headers, body, problem)
   end
   if not fine then
     if not fields.is_refusal(value) then
-      if interrupted(value) then error(value, 0) end
+      if arguments.interrupted(value) then error(value, 0) end
       self:say(("%s %s: %s"):format(method, path, tostring(value)))
       value = { status = 500, message = "this could not be answered; the server's log says why" }
     end
@@ -126,7 +125,7 @@ function HttpServer:step(wait)
   arguments.expect("HttpServer:step", "wait", wait, "a number in [0, 100] or nil")
   local fine, more = pcall(self.engine.step, self.engine)
   if not fine then
-    if interrupted(more) or next(self.api.calls) == nil then error(more, 0) end
+    if arguments.interrupted(more) or next(self.api.calls) == nil then error(more, 0) end
     self:say(tostring(more))
     self.api:fail(500, "the engine failed; the server's log says why")
   end

@@ -263,7 +263,7 @@ local function begin(self, kind, body, prompts, o, otherwise, later, path)
     local fine, problem = pcall(submit, self, call, choice, prompts[choice.prompt], o, choice.index % o.n)
     if not fine then
       cancel(self, call)
-      if tostring(problem):find("interrupted", 1, true) then error(problem, 0) end
+      if arguments.interrupted(problem) then error(problem, 0) end
       fields.refuse(400, nil, nil, "%s", fields.plain(problem))
     end
   end
@@ -322,7 +322,7 @@ function Api:chats(body, later, path)
   with.messages, with.add_generation_prompt = nil, fields.get(body, "add_generation_prompt", "a boolean")
   local fine, rendered = pcall(self.options.chat.render, self.options.chat, messages, with)
   if not fine then
-    if tostring(rendered):find("interrupted", 1, true) then error(rendered, 0) end
+    if arguments.interrupted(rendered) then error(rendered, 0) end
     fields.refuse(400, "messages", "invalid_value", "messages: %s", fields.plain(rendered))
   end
   check_length(self, rendered, "messages")

@@ -23,7 +23,8 @@ end
 
 --- What a trace took. Lists are by request, in the order of the trace.
 ---@class ServeResults
----@field requests ServeRequest[]
+---@field texts integer[][]  the new tokens of each request
+---@field requests? ServeRequest[]  of an engine
 ---@field first number[]     seconds from each request's arrival to its first token
 ---@field done number[]      to its last one
 ---@field each number[]      the latter by token
@@ -32,8 +33,8 @@ end
 ---@field ended number       when the last request ended
 ---@field throughput number  tokens by ended
 
-local function results_of(trace, requests, first, done, counts, busy)
-  local r = { requests = requests, first = {}, done = {}, each = {}, tokens = 0, busy = busy, ended = 0 }
+local function results_of(trace, texts, first, done, counts, busy)
+  local r = { texts = texts, first = {}, done = {}, each = {}, tokens = 0, busy = busy, ended = 0 }
   for i, x in ipairs(trace) do
     r.first[i], r.done[i] = first[i] - x.at, done[i] - x.at
     r.each[i] = r.done[i] / counts[i]
@@ -92,7 +93,11 @@ function M.run(engine, trace, options)
     left = left - #ended
     if o.turn then o.turn() end
   end
-  return results_of(trace, requests, first, done, counts, busy)
+  local texts = {}
+  for i, request in ipairs(requests) do texts[i] = request.tokens end
+  local results = results_of(trace, texts, first, done, counts, busy)
+  results.requests = requests
+  return results
 end
 
 --- The same by batches that begin and end together: up to `batch` requests that wait are generated until the longest of
@@ -102,7 +107,6 @@ end
 ---@param batch integer
 ---@param clock? fun(): number
 ---@return ServeResults
----@return integer[][] texts  the new tokens of each
 function M.batches(model, trace, batch, clock)
   expect("replay.batches", "model", model, "a module")
   check("replay.batches", trace)
@@ -132,7 +136,38 @@ function M.batches(model, trace, batch, clock)
       texts[i] = table.move(list, #rows[row] + 1, #rows[row] + counts[i], 1, {})
     end
   end
-  return results_of(trace, {}, first, done, counts, busy), texts
+  return results_of(trace, texts, first, done, counts, busy)
+end
+
+--- The new tokens that the model gives each request of a trace alone, the most likely ones.
+---@param model LanguageModel
+---@param trace ServeArrival[]
+---@return integer[][] texts
+function M.alone(model, trace)
+  expect("replay.alone", "model", model, "a module")
+  check("replay.alone", trace)
+  local texts = {}
+  for i, x in ipairs(trace) do
+    local all = model:generate({ x.prompt }, x.count, { temperature = 0, stop_tokens = false })[1]:tolist()
+    texts[i] = table.move(all, #x.prompt + 1, #all, 1, {})
+  end
+  return texts
+end
+
+--- The share of texts that are the same in two lists.
+---@param texts integer[][]
+---@param others integer[][]
+---@return number
+function M.same(texts, others)
+  expect("replay.same", "texts", texts, "a list of lists")
+  expect("replay.same", "others", others, "a list of lists")
+  local count = 0
+  for i, text in ipairs(texts) do
+    local equal = others[i] ~= nil and #text == #others[i]
+    for j, token in ipairs(text) do equal = equal and token == others[i][j] end
+    count = count + (equal and 1 or 0)
+  end
+  return count / math.max(1, #texts)
 end
 
 --- Runs functions step by step in turn, so that what disturbs one disturbs the others: each is called with a function

@@ -101,6 +101,27 @@ function M.alone(work, requests)
   return list
 end
 
+--- How far what serve() returned is from what it has to be: requests whose tokens are not those of one engine, and
+-- bytes that went over beyond the keys and values of those that change machines.
+---@param work table
+---@param requests table[]
+---@param got table  of serve()
+---@return integer differ
+---@return integer bytes
+function M.misses(work, requests, got)
+  expect_work("serve.split_trial.misses", work)
+  arguments.expect("serve.split_trial.misses", "requests", requests, "a list of tables")
+  arguments.expect("serve.split_trial.misses", "got", got, "a table")
+  arguments.expect("serve.split_trial.misses", "got.requests", got.requests, "a list of tables")
+  local differ, bytes = 0, 0
+  for i, tokens in ipairs(M.alone(work, requests)) do
+    local r = requests[i]
+    if table.concat(tokens, " ") ~= table.concat(got.requests[i].tokens, " ") then differ = differ + 1 end
+    if r.place[1] ~= r.place[2] and r.count > 1 then bytes = bytes + #r.prompt * work.token_bytes end
+  end
+  return differ, math.abs(got.bytes - bytes)
+end
+
 --- Fits the machines of a cluster to steps that were measured.
 ---@param work table
 ---@param steps table[]

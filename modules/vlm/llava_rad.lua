@@ -135,18 +135,11 @@ function M.look(model, pictures, batch)
   if pictures.ndim ~= 4 or pictures.shape[1] == 0 then
     arguments.fail("%s: pictures: expected [n, channels, height, width], got %s", who, arguments.describe(pictures))
   end
-  local parts, count, training = {}, pictures.shape[1], model.training
-  batch = batch or 64
+  local training = model.training
   model:eval()
-  ty.no_grad(function()
-    for start = 0, count - 1, batch do
-      parts[#parts + 1] = ty.scope(function()
-        return M.seen(model, pictures:narrow(0, start, math.min(batch, count - start)))
-      end)
-    end
-  end)
+  local features = ty.no_grad(ty.nn.in_parts, pictures, batch or 64, function(x) return M.seen(model, x) end)
   model:train(training)
-  return ty.concat(parts, 0)
+  return features
 end
 
 --- What the tower gives of pictures, with gradients: [n, features, width], without the feature of the whole.

@@ -31,14 +31,6 @@ Yardstick.__name = "Yardstick"
 
 local BATCH = 32
 
-local function in_parts(x, fn)
-  local list, n = {}, x.shape[1]
-  for start = 0, n - 1, BATCH do
-    list[#list + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(BATCH, n - start))) end)
-  end
-  return #list == 1 and list[1] or ty.concat(list, 0)
-end
-
 local networks = {
   ["scene-clip"] = function(model, x) return model:image_features(x) end,
   ["scene-resnet"] = function(model, x) return model:features(x) end,
@@ -122,7 +114,7 @@ end
 ---@param latents Tensor
 ---@return Tensor
 function Yardstick:decode(latents)
-  return in_parts(latents, function(x) return self.painter:decode(x) end)
+  return ty.nn.in_parts(latents, BATCH, function(x) return self.painter:decode(x) end)
 end
 
 --- Features of pictures [n, 3, h, w] of bytes by one of the networks, f32 [n, width]; pictures of other sides than 64
@@ -133,7 +125,7 @@ end
 function Yardstick:features(pictures, by)
   local see, model = networks[by], self:judge(by)
   return ty.no_grad(function()
-    return in_parts(pictures:to { device = self.device }, function(x)
+    return ty.nn.in_parts(pictures:to { device = self.device }, BATCH, function(x)
       x = scenes.pictures(x)
       if x.shape[3] > 64 then x = x:avg_pool2d(x.shape[3] // 64) end
       return see(model, x)

@@ -31,8 +31,7 @@ local args = r.args
 
 local function all_of(split)
   local set = datasets.load("digits", { split = split })
-  local batch = set:batch(ty.arange(#set))
-  return { image = batch.image:to(r.device), label = batch.label:to(r.device) }
+  return ty.data.batches(set, { batch_size = #set, device = r.device })[1]
 end
 local training, test = all_of "training", all_of "held_out"
 local function make()

@@ -76,10 +76,7 @@ end
 local traffic, busy = 0, {}
 -- Experts of parts of the data, each trained by a rank alone.
 local function train_apart(parts, seed, rate)
-  local list = {}
-  for k = 0, args.experts - 1 do
-    list[k + 1] = latents:index_select(0, parts:eq(k):nonzero():squeeze(1))
-  end
+  local list = diffusion.experts.divide(latents, parts, args.experts)
   local got = dist.run(args.experts, function(group)
     local network = train(list[group.rank + 1], seed + 1000 * group.rank, rate, args.steps, args.batch // args.experts)
     return { state = network:state_dict(), bytes = group:traffic().bytes, seconds = group:clock() }

@@ -18,6 +18,7 @@
 local ty = require "tycho"
 local dist, llm, offload = require "tycho.dist", require "tycho.llm", require "tycho.offload"
 local serve, zoo = require "tycho.serve", require "tycho.zoo"
+local replay = serve.replay
 
 local r = ty.recipe.declare {
   seeds = 3,
@@ -34,41 +35,18 @@ local r = ty.recipe.declare {
 local args = r.args
 
 local model = zoo.load(args.model)
-local text = zoo.tokenizer(args.model):encode(ty.data.kjv()):tolist()
+local text = zoo.tokenizer(args.model):encode(ty.data.kjv()):to "i64"
+local lengths = { math.min(8, args.longest), args.longest }
 
-local function requests(seed, n)
-  ty.manual_seed(seed)
-  local function draw(most) return ty.randint(8, most + 1, { n }):tolist() end
-  local lengths, counts, places, list = draw(args.longest), draw(args.longest), draw(#text - args.longest), {}
-  for i = 1, n do
-    list[i] = { at = 0, prompt = table.move(text, places[i], places[i] + lengths[i] - 1, 1, {}), count = counts[i] }
-  end
-  return list
-end
-local function arriving(list, rate, seed)
-  for i, at in ipairs(serve.traces.arrivals(#list, rate, seed)) do list[i].at = at end
-  return list
+local function requests(seed, n, rate)
+  return serve.traces.trace { text = text, requests = n, rate = rate or 1e9, input = lengths, output = lengths,
+    seed = seed }
 end
 local function engine_of(m, more)
   local o = { prefixes = false, requests = 64 }
   for key, value in pairs(more or {}) do o[key] = value end
   return serve.engine(m, o)
 end
-local function alone(m, x)
-  local row = m:generate({ x.prompt }, x.count, { temperature = 0, stop_tokens = false })[1]:tolist()
-  return table.concat(row, " ", #x.prompt + 1)
-end
-local function texts(list)
-  local all = {}
-  for i, x in ipairs(list) do all[i] = table.concat(x.tokens or x, " ") end
-  return all
-end
-local function same(a, b)
-  local count = 0
-  for i, x in ipairs(a) do count = count + (x == b[i] and 1 or 0) end
-  return count / #a
-end
-
 -- ---- one rank ----
 
 local v = {}
@@ -78,20 +56,18 @@ for i, seed in ipairs(r.seeds) do
   local list = requests(seed, args.requests)
   if i == 1 then
     for _, size in ipairs(args.batches) do
-      local got = serve.replay.batches(model, list, size).throughput
+      local got = replay.batches(model, list, size).throughput
       if not most or got > most then batch, most = size, got end
     end
     r:say("the baseline's batch is %d: %.0f tokens a second", batch, most)
   end
-  local by_engine = serve.replay.run(engine_of(model), list)
-  local by_batches = serve.replay.batches(model, list, batch)
+  local by_engine = replay.run(engine_of(model), list)
+  local by_batches = replay.batches(model, list, batch)
   put("faster", i, by_engine.throughput / by_batches.throughput)
-  local wanted = {}
-  for j, x in ipairs(list) do wanted[j] = alone(model, x) end
-  put("same", i, same(texts(by_engine.requests), wanted))
+  put("same", i, replay.same(by_engine.texts, replay.alone(model, list)))
   for k, share in ipairs(args.rates) do
-    local trace = arriving(list, share * most / (args.longest + 8) * 2, seed)
-    local a, b = serve.replay.run(engine_of(model), trace), serve.replay.batches(model, trace, batch)
+    local trace = requests(seed, args.requests, share * most / (lengths[1] + lengths[2]) * 2)
+    local a, b = replay.run(engine_of(model), trace), replay.batches(model, trace, batch)
     local mine, theirs = ty.stats.mean(a.each), ty.stats.mean(b.each)
     put("engine " .. k, i, 1e3 * mine)
     put("batches " .. k, i, 1e3 * theirs)
@@ -108,9 +84,7 @@ local function ranked(group, name, list)
   if group.size > 1 then d.tensor_parallel(m, group) end
   group:barrier()
   local times = s.replay.run(s.engine(m, { prefixes = false }), list, { clock = function() return group:clock() end })
-  local all = {}
-  for i, x in ipairs(times.requests) do all[i] = table.concat(x.tokens, " ") end
-  return { all = all, throughput = times.throughput }
+  return { texts = times.texts, throughput = times.throughput }
 end
 local some = requests(r.seed, math.min(32, args.requests))
 local link = { latency = args.latency, bandwidth = args.bandwidth }
@@ -118,7 +92,7 @@ local one = dist.run(1, ranked, link, args.model, some)[1]
 local over_ranks, speeds = 1, {}
 for k, n in ipairs(args.ranks) do
   local got = dist.run(n, ranked, link, args.model, some)[1]
-  over_ranks, speeds[k] = math.min(over_ranks, same(got.all, one.all)), got.throughput / one.throughput
+  over_ranks, speeds[k] = math.min(over_ranks, replay.same(got.texts, one.texts)), got.throughput / one.throughput
 end
 
 -- ---- beyond the memory ----
@@ -127,15 +101,14 @@ ty.manual_seed(r.seed)
 local large = llm.Llama { vocab_size = model.config.vocab_size, hidden_size = args.width,
   intermediate_size = 4 * args.width, num_hidden_layers = args.layers, num_attention_heads = 8 }:eval()
 local few = requests(r.seed, 4)
-local wanted, weights = {}, offload.resident(large)
-for j, x in ipairs(few) do wanted[j] = alone(large, x) end
+local wanted, weights = replay.alone(large, few), offload.resident(large)
 local away = offload.engine(large, nil, { parameters = "file", gradients = "device", moments = "device",
   policy = offload.superpipeline { window = 2, ahead = 1 } })
 local streamed = engine_of(large, { within = function(pass) return away:run(pass) end, room = 1024 })
-serve.replay.run(streamed, few) -- the window is there from now on
+replay.run(streamed, few) -- the window is there from now on
 local got
-local peak = offload.resident(large) + r:memory(function() got = serve.replay.run(streamed, few).requests end)
-local beyond = same(texts(got), wanted)
+local peak = offload.resident(large) + r:memory(function() got = replay.run(streamed, few).texts end)
+local beyond = replay.same(got, wanted)
 away:close()
 
 local function means(name)

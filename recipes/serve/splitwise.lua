@@ -69,12 +69,9 @@ for k, service in ipairs(r:tries { "conversation", "coding" }) do
       table.move(got.steps, 1, #got.steps, #steps + 1, steps)
     end
     local list = trial.requests(work, service, args.served, args.rate, k, place)
-    local got, bytes = trial.serve(work, 2, list, way.chunk), 0
-    for i, tokens in ipairs(trial.alone(work, list)) do
-      if table.concat(tokens, " ") ~= table.concat(got.requests[i].tokens, " ") then differ = differ + 1 end
-      if way.pools and list[i].count > 1 then bytes = bytes + #list[i].prompt * work.token_bytes end
-    end
-    off_bytes = math.max(off_bytes, math.abs(got.bytes - bytes))
+    local got = trial.serve(work, 2, list, way.chunk)
+    local others, bytes = trial.misses(work, list, got)
+    differ, off_bytes = differ + others, math.max(off_bytes, bytes)
     runs[#runs + 1] = { service = service, way = way, list = list, got = got }
   end
 end
@@ -89,16 +86,12 @@ end
 
 -- ---- clusters of machines like these, as many of each design ----
 
-local here = { 1, 1 } -- of mixed machines with whole prompts, and with parts: the mean of both services
-for _, service in ipairs(r:tries { "conversation", "coding" }) do
-  local found = trial.best(work, time, r.quick and 3 or 8, service, args.requests, r.seed)
-  for i, kind in ipairs { "mixed whole", "mixed in parts" } do
-    local other, own = found[kind], found.split
-    here[i] = here[i] * ((own and own.rate or 0) / (other and other.rate or math.huge)) ^ (r.quick and 1 or 0.5)
-    if other and own then
-      r:say("machines as here, %s: %.1f requests a second, %s; %.1f, %s", service, own.rate, own.design.name,
-        other.rate, other.design.name)
-    end
+local here = {} -- of each service, requests a second by kind
+for k, service in ipairs(r:tries { "conversation", "coding" }) do
+  here[k] = { {} }
+  for kind, own in pairs(trial.best(work, time, r.quick and 3 or 8, service, args.requests, r.seed)) do
+    here[k][1][kind] = own.rate
+    r:say("machines as here, %s: %.1f requests a second, %s", service, own.rate, own.design.name)
   end
 end
 
@@ -106,7 +99,7 @@ end
 
 local variants = { { "llama2-70b", "llama2-70b" }, { "llama2-70b, contexts free", "llama2-70b", contexts = false },
   { "bloom-176b", "bloom-176b" } }
-local gains = {} -- by variant and budget: by seed, requests a second of each service by kind of design
+local rates = {} -- by variant and budget: of each service, by seed, requests a second of each kind of design
 for _, variant in ipairs(variants) do
   local kinds = {}
   for name, machine in pairs { A100 = "dgx-a100", H100 = "dgx-h100", capped = "dgx-h100-capped" } do
@@ -118,40 +111,26 @@ for _, variant in ipairs(variants) do
   for _, budget in ipairs { { "cost", 1 }, { "power", 1 }, variant == variants[1] and { "cost", 0.8 } or nil } do
     if budget[2] < 1 then o.mixed = {} end
     local key = ("%s/%s x %g"):format(variant[1], budget[1], budget[2])
-    gains[key] = {}
-    for _, service in ipairs { "conversation", "coding" } do
-      local function trace(seed) return serve.services.draw(service, args.requests, 1, { seed = seed }) end
+    rates[key] = {}
+    for k, service in ipairs { "conversation", "coding" } do
+      local traces = {}
+      for i, seed in ipairs(r.seeds) do traces[i] = serve.services.draw(service, args.requests, 1, { seed = seed }) end
       local list = serve.designs.within(args.machines * budget[2] * kinds.H100[budget[1]], budget[1], o)
-      local found = serve.designs.best(list, trace(r.seeds[1]), kinds.A100, { from = 0.1 * args.machines })
-      for i, seed in ipairs(r.seeds) do
-        local rates = {}
-        for _, kind in ipairs { "mixed whole", "mixed in parts", "split" } do
-          local best = found[kind] or { rate = 0 }
-          rates[kind] = i == 1 and best.rate or best.design and serve.designs.throughput(best.design, trace(seed),
-            kinds.A100, { from = best.rate / 2 }) or 0
-          if i == 1 and best.design then
-            r:say("%s, %s: %.2f requests a second, %s", key, service, best.rate, best.design.name)
-          end
-          r:note(("%s/%s/%s"):format(key, service, kind), { rate = rates[kind] }, seed)
+      local by_seed, best = serve.designs.rates(list, traces, kinds.A100, { from = 0.1 * args.machines })
+      for kind, own in pairs(best) do
+        r:say("%s, %s: %.2f requests a second, %s", key, service, own.rate, own.design.name)
+        for i, seed in ipairs(r.seeds) do
+          r:note(("%s/%s/%s"):format(key, service, kind), { rate = by_seed[i][kind] }, seed)
         end
-        gains[key][i] = gains[key][i] or {}
-        table.insert(gains[key][i], rates)
       end
+      rates[key][k] = by_seed
     end
   end
 end
 
--- Times as many requests as mixed machines serve: the geometric mean of both services, by seed.
+-- Times as many requests as mixed machines serve, by seed.
 local function gain(key, kind, base)
-  local list = {}
-  for i, services in ipairs(gains[key] or {}) do
-    local product = 1
-    for k, rates in ipairs(services) do
-      product = product * (rates.split or 0) / math.max((gains[base or key][i][k])[kind] or 0, 1e-9)
-    end
-    list[i] = math.sqrt(product)
-  end
-  return list
+  return rates[key] and serve.designs.gains(rates[key], rates[base or key], kind) or {}
 end
 r:note("fit", { error = error_of_steps, send = time.send, take = time.take })
 local first, cost, power = variants[1][1], "/cost x 1", "/power x 1"
@@ -164,20 +143,16 @@ local rows = {
   { claim = "requests a second at the same cost, of machines that mix whole prompts",
     values = gain(first .. cost, "mixed whole"), bar = 1 },
   { claim = "the same at the same power", values = gain(first .. power, "mixed whole"), bar = 1 },
-  { claim = "the same at 20 % less cost", values = gain(first .. "/cost x 0.8", "mixed whole", first .. cost),
-    judged = false },
   { claim = "at the same power, of machines that mix parts of prompts",
     values = gain(first .. power, "mixed in parts"), bar = 1 },
-  { claim = "at the same cost, of machines that mix parts of prompts", values = gain(first .. cost, "mixed in parts"),
-    judged = false },
 }
-for i, kind in ipairs { "mixed whole", "mixed in parts" } do
-  rows[#rows + 1] = { claim = "as many machines as those here, of " .. kind, measured = here[i], judged = false }
-end
-for k = 2, #variants do
-  for _, kind in ipairs { "mixed whole", "mixed in parts" } do
-    rows[#rows + 1] = { claim = ("%s, at the same power, of %s"):format(variants[k][1], kind),
-      values = gain(variants[k][1] .. power, kind), judged = false }
+local function show(claim, values) rows[#rows + 1] = { claim = claim, values = values, judged = false } end
+show("at 20 % less cost, of those that mix whole prompts", gain(first .. "/cost x 0.8", "mixed whole", first .. cost))
+show("at the same cost, of machines that mix parts of prompts", gain(first .. cost, "mixed in parts"))
+for _, kind in ipairs { "mixed whole", "mixed in parts" } do
+  show("as many machines as those here, of " .. kind, serve.designs.gains(here, here, kind))
+  for k = 2, #variants do
+    show(("%s, at the same power, of %s"):format(variants[k][1], kind), gain(variants[k][1] .. power, kind))
   end
 end
 os.exit(r:finish(rows, true))

@@ -359,4 +359,19 @@ check.test("meshgrid", function()
   check.fails(function() ty.meshgrid { ty.zeros(2, 2) } end, "meshgrid: xs: expected lists [n]")
 end)
 
+check.test("rows in parts are the rows", function()
+  local x, calls = ty.randn(7, 3):to("f64"):requires_grad_(), {}
+  local function fn(rows)
+    calls[#calls + 1] = rows.shape[1]
+    return rows:exp() * 2
+  end
+  local y = nn.in_parts(x, 3, fn)
+  check.equal(calls, { 3, 3, 1 })
+  check.equal((y - fn(x)):abs():max():item(), 0)
+  check.equal((ty.grad(y:sum(), { x })[1] - x:exp() * 2):abs():max():item(), 0)
+  check.equal(nn.in_parts(x:narrow(0, 0, 0), 3, fn).shape, { 0, 3 })
+  check.fails(function() nn.in_parts(x, 0, fn) end, "in_parts: most: expected an integer >= 1, got 0")
+  check.fails(function() nn.in_parts(ty.tensor(1.0), 2, fn) end, "in_parts: x: expected [n, ...]")
+end)
+
 check.finish()

@@ -27,6 +27,25 @@ function F.smooth_l1_loss(x, target, options)
   return F.huber_loss(x, target, o.beta, o.reduction) * (1 / o.beta)
 end
 
+--- What fn makes of x [n, ...], at most `most` rows at a time and joined again, so that what it needs on the way is
+-- there for a few rows alone: fn(rows) gives [rows, ...]. Gradients go through it, unless it is called without.
+---@param x Tensor
+---@param most integer
+---@param fn fun(rows: Tensor): Tensor
+---@return Tensor
+function F.in_parts(x, most, fn)
+  expect("in_parts", "x", x, "a tensor")
+  expect("in_parts", "most", most, "an integer >= 1")
+  expect("in_parts", "fn", fn, "a function")
+  if x.ndim == 0 then arguments.fail("in_parts: x: expected [n, ...], got a tensor []") end
+  local n, parts = x.shape[1], {}
+  if n <= most then return fn(x) end
+  for start = 0, n - 1, most do
+    parts[#parts + 1] = ty.scope(function() return fn(x:narrow(0, start, math.min(most, n - start))) end)
+  end
+  return ty.concat(parts, 0)
+end
+
 local vector_kinds = { dim = "an integer", p = "a number >= 0", eps = "a finite number >= 0" }
 
 -- Of halves in f32: their own range has no room for the eps.

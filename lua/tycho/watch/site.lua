@@ -7,6 +7,7 @@
 --                                      once), reset (what stood before byte N is something else now: all anew)
 --   /file?path=PATH                    a picture below the folder
 local core = require "tycho.core"
+local arguments = require "tycho.arguments"
 local is_host = require "tycho.watch.hosts"
 local runs = require "tycho.watch.runs"
 
@@ -115,7 +116,7 @@ function M.new(root, host, folder)
     if not place then return plain(404, "there is nothing here") end
     local results = table.pack(pcall(place, self, query))
     if results[1] then return table.unpack(results, 2, results.n) end
-    if tostring(results[2]):find("interrupted", 1, true) then error(results[2], 0) end
+    if arguments.interrupted(results[2]) then error(results[2], 0) end
     io.stderr:write("watch: ", path, ": ", tostring(results[2]), "\n")
     return plain(500, "this could not be answered; the terminal says why")
   end

@@ -253,4 +253,14 @@ test("arguments", function()
   fails(function() datasets.digits.moved { first = 1437 } end, "count: expected digits of the 1437")
 end)
 
+test("samples by part", function()
+  local x = ty.arange(10):to("f32"):reshape(5, 2)
+  local divided = diffusion.experts.divide(x, ty.tensor { 1, 0, 1, 2, 1 }, 4)
+  equal(divided[1]:tolist(), { { 2, 3 } })
+  equal(divided[2]:tolist(), { { 0, 1 }, { 4, 5 }, { 8, 9 } })
+  equal({ divided[3]:tolist(), divided[4].shape[1], #divided }, { { { 6, 7 } }, 0, 4 })
+  fails(function() diffusion.experts.divide(x, ty.tensor { 1, 0 }, 2) end,
+    "diffusion.experts.divide: parts: expected one for each row of x0, a tensor [5, 2], got a tensor [2]")
+end)
+
 check.finish()

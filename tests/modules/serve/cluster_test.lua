@@ -220,4 +220,24 @@ check.test("published machines and what a budget buys", function()
   check.equal({ best["mixed whole"].design.kind, best.split.design.kind }, { "mixed whole", "split" })
 end)
 
+check.test("rates by trace, and how many times they are others'", function()
+  local machine = serve.step_time.published("dgx-h100", "llama2-70b")
+  local list = serve.designs.within(2 * machine.cost, "cost", { kinds = { H100 = machine }, mixed = { "H100" },
+    chunks = {}, shares = { 0.5 }, pairs = { { "H100", "H100" } }, overflow = {} })
+  local traces = {}
+  for i = 1, 2 do traces[i] = serve.services.draw("coding", 60, 1, { seed = i }) end
+  local rates, best = serve.designs.rates(list, traces, machine, { from = 0.2 })
+  for kind, own in pairs(best) do
+    check.equal(rates[1][kind], own.rate, kind)
+    check.equal(rates[2][kind], serve.designs.throughput(own.design, traces[2], machine, { from = own.rate / 2 }), kind)
+  end
+  check.equal(next(best) ~= nil, true)
+  local own = { { { split = 2 }, { split = 3 } }, { { split = 8 }, {} } }
+  local other = { { { mixed = 1 }, { mixed = 1 } }, { { mixed = 2 }, { mixed = 1 } } }
+  local gains = serve.designs.gains(own, other, "mixed")
+  check.close(gains[1], math.sqrt(2 * 4), 1e-12)
+  check.equal(gains[2], 0)
+  check.fails(function() serve.designs.gains(own, {}, "mixed") end, "other: expected 2 services, got 0")
+end)
+
 check.finish()

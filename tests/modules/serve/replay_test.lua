@@ -59,14 +59,21 @@ check.test("batches end together; texts are the model's", function()
   for i = 1, 5 do
     trace[i] = { at = i < 4 and 0 or 1000, prompt = { i, 2 * i }, count = 2 * i }
   end
-  local times, texts = serve.replay.batches(model, trace, 2, clock)
+  local times = serve.replay.batches(model, trace, 2, clock)
   check.equal(times.tokens, 2 + 4 + 6 + 8 + 10)
+  local alone = serve.replay.alone(model, trace)
   for i, x in ipairs(trace) do
-    local alone = model:generate({ x.prompt }, 2 * i, { temperature = 0, stop_tokens = false })[1]:tolist()
-    check.equal(texts[i], table.move(alone, 3, #alone, 1, {}), "text " .. i)
+    local all = model:generate({ x.prompt }, 2 * i, { temperature = 0, stop_tokens = false })[1]:tolist()
+    check.equal(alone[i], table.move(all, 3, #all, 1, {}), "text " .. i)
+    check.equal(times.texts[i], alone[i], "text " .. i .. " in a batch")
     check.equal(times.first[i] > 0 and times.done[i] >= times.first[i], true)
   end
   check.equal(times.first[3] > times.done[2], true, "the third waited for the batch before it")
+  check.equal(serve.replay.run(serve.engine(model), trace).texts, alone, "by an engine")
+  check.equal(serve.replay.same(times.texts, alone), 1)
+  alone[2][1], alone[4] = alone[2][1] + 1, { 1 }
+  check.equal(serve.replay.same(times.texts, alone), 3 / 5)
+  check.equal(serve.replay.same({ { 1, 2 } }, { { 1 } }), 0)
 end)
 
 check.test("arrivals", function()
