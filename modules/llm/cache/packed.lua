@@ -12,7 +12,6 @@ local Pool = require "tycho.llm.cache.pool"
 ---@field length integer
 ---@field pages integer[]
 
---- Keys and values of packed sequences.
 ---@class PackedCache
 ---@field layers integer
 ---@field pool PagePool

@@ -4,7 +4,6 @@
 local ty = require "tycho"
 local arguments = require "tycho.arguments"
 
---- The pages of a model's keys and values.
 ---@class PagePool
 ---@field page integer   tokens in a page
 ---@field pages integer  how many there are now
