@@ -73,25 +73,34 @@ function Prefixes:add(node, tokens, first, page)
   return own
 end
 
---- Gives back up to `count` pages that only this tree holds. Returns how many.
+--- Gives back up to `count` pages that only this tree holds, always the longest unused one behind which none follows.
+-- Returns how many.
 ---@param count integer
 ---@return integer freed
 function Prefixes:evict(count)
-  local freed = 0
-  while freed < count do
-    local oldest
-    local function visit(node)
-      for _, child in pairs(node.children) do
-        local alone = self.pool.references[child.page] == 1
-        if next(child.children) then visit(child)
-        elseif alone and (not oldest or child.used < oldest.used) then oldest = child end
+  local ends, freed = {}, 0
+  local function visit(node)
+    for _, child in pairs(node.children) do
+      if next(child.children) then visit(child) else ends[#ends + 1] = child end
+    end
+  end
+  for _, root in pairs(self.roots) do visit(root) end
+  table.sort(ends, function(a, b) return a.used < b.used end)
+  local i = 1
+  while freed < count and ends[i] do
+    local node = ends[i]
+    if self.pool.references[node.page] == 1 then
+      local before = node.parent
+      before.children[node.key] = nil
+      self.pool:release(node.page)
+      self.count, freed = self.count - 1, freed + 1
+      if before.parent and not next(before.children) then -- none follows it now: it waits for its turn
+        local at = i + 1
+        while ends[at] and ends[at].used < before.used do at = at + 1 end
+        table.insert(ends, at, before)
       end
     end
-    for _, root in pairs(self.roots) do visit(root) end
-    if not oldest then break end
-    oldest.parent.children[oldest.key] = nil
-    self.pool:release(oldest.page)
-    self.count, freed = self.count - 1, freed + 1
+    i = i + 1
   end
   return freed
 end

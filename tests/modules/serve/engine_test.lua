@@ -114,6 +114,59 @@ check.test("beginnings are computed once", function()
   check.equal(engine:usage().pages_used, engine:usage().pages_kept)
 end)
 
+check.test("kept pages go in the order in which they were used last", function()
+  local Prefixes, Pool = require "tycho.serve.prefixes", require "tycho.llm.cache.pool"
+  local pool = Pool.new(1, 1, { pages = 64, most = 64 })
+  local tree = Prefixes.new(pool)
+  math.randomseed(5)
+  local alive = {}
+  local function keep(tokens)
+    local pages, node = tree:find(tokens)
+    for at = #pages + 1, #tokens do
+      local page = pool:take()
+      node = tree:add(node, tokens, at, page)
+      pool:release(page)
+      alive[node] = true
+    end
+  end
+  for _ = 1, 25 do
+    local tokens = {}
+    for i = 1, math.random(1, 5) do tokens[i] = math.random(1, 2) end
+    keep(tokens)
+  end
+  local held
+  for node in pairs(alive) do -- a page that a request has, too
+    if not next(node.children) then held = node end
+  end
+  pool:share(held.page)
+  -- One after another by a look at all of them.
+  local function oldest()
+    local found
+    for node in pairs(alive) do
+      local followed = false
+      for other in pairs(alive) do followed = followed or other.parent == node end
+      if not followed and node ~= held and (not found or node.used < found.used) then found = node end
+    end
+    return found
+  end
+  local total = tree.count
+  for _, count in ipairs { 1, 3, 2, 7, 100 } do
+    local expected = {}
+    for _ = 1, count do
+      local node = oldest()
+      if not node then break end
+      alive[node], expected[#expected + 1] = nil, node
+    end
+    local before = #pool.free
+    check.equal(tree:evict(count), #expected)
+    check.equal(#pool.free - before, #expected)
+    for _, node in ipairs(expected) do check.equal(pool.references[node.page], 0) end
+    total = total - #expected
+    check.equal(tree.count, total)
+  end
+  check.equal(tree.count > 0 and tree:evict(5) == 0, true, "what leads to the page of a request stays")
+end)
+
 check.test("draws do not depend on the company, and follow the probabilities", function()
   local model = llama()
   local texts = prompts { 6, 11, 3 }
